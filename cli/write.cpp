@@ -103,8 +103,7 @@ std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
                         human_bytes(report.bytes_kept));
   }
   if (const Finding* const replaced = with_code("convert.replaced")) {
-    text += fmt::format("\nreplaced  {} of an earlier output",
-                        counted(replaced->sources.size(), "file"));
+    text += "\nreplaced  " + counted(replaced->sources.size(), "file");
   }
   for (const Finding& each : report.findings) {
     if (each.code == "convert.decoded") text += "\nencoding  " + each.message;
@@ -175,6 +174,8 @@ void add_write_options(Command command, WriteArgs& args) {
                      "Write only this part of the shards, next to TARGET, for --finish to join");
   command.add_flag("--finish", args.run.finish,
                    "When all parts are done: check their shards and make TARGET");
+  command.add_flag("--overwrite", args.run.overwrite,
+                   "Replace a model at TARGET that loadstone did not write, or that has changed");
   add_receipt_option(command, args.receipt,
                      "Write a receipt with digests (KIND) of all bytes read and written:\n");
   command.add_choice(

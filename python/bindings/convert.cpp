@@ -97,8 +97,9 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, const nb::kwar
 }
 
 ConvertRun run_for(bool resume, std::optional<std::pair<std::uint32_t, std::uint32_t>> part,
-                   bool finish, const std::string& receipt, std::string_view page_cache) {
-  ConvertRun run = {.resume = resume, .part = {}, .finish = finish};
+                   bool finish, bool overwrite, const std::string& receipt,
+                   std::string_view page_cache) {
+  ConvertRun run = {.resume = resume, .part = {}, .finish = finish, .overwrite = overwrite};
   if (!receipt.empty()) run.receipt = digest_kind(receipt);
   const auto choice = parse_page_cache(page_cache);
   if (!choice) {
@@ -112,11 +113,12 @@ ConvertRun run_for(bool resume, std::optional<std::pair<std::uint32_t, std::uint
 
 ConvertReport run(const Conversion& conversion, const std::string& target, nb::object callback,
                   bool resume, std::optional<std::pair<std::uint32_t, std::uint32_t>> part,
-                  bool finish, const std::string& receipt, const std::string& page_cache) {
+                  bool finish, bool overwrite, const std::string& receipt,
+                  const std::string& page_cache) {
   PythonObserver observer(std::move(callback));
   const auto storage = observer.storage_for(*conversion.plan.catalog);
   return observer.watch([&] {
-    ConvertRun run = run_for(resume, part, finish, receipt, page_cache);
+    ConvertRun run = run_for(resume, part, finish, overwrite, receipt, page_cache);
     run.observer = &observer;
     run.storage = storage.get();
     return convert(conversion, target, run);
@@ -184,11 +186,13 @@ void bind_convert(nb::module_& module) {
           "check_target",
           [](const Conversion& self, const std::string& target, bool resume,
              std::optional<std::pair<std::uint32_t, std::uint32_t>> part, bool finish,
-             const std::string& receipt) {
-            return check_target(self, target, run_for(resume, part, finish, receipt, "auto"));
+             bool overwrite, const std::string& receipt) {
+            return check_target(self, target,
+                                run_for(resume, part, finish, overwrite, receipt, "auto"));
           },
           nb::arg("target"), nb::arg("resume") = false, nb::arg("part").none() = nb::none(),
-          nb::arg("finish") = false, nb::arg("receipt") = "", uses_files())
+          nb::arg("finish") = false, nb::arg("overwrite") = false, nb::arg("receipt") = "",
+          uses_files())
       .def_prop_ro("files", &file_rows)
       .def("extra_text", &extra_text, nb::arg("name"))
       .def("to_json", [](const Conversion& self) { return to_json(self); })
@@ -226,7 +230,7 @@ void bind_convert(nb::module_& module) {
   module.def("convert", &run, nb::arg("conversion"), nb::arg("target"),
              nb::arg("progress").none() = nb::none(), nb::arg("resume") = false,
              nb::arg("part").none() = nb::none(), nb::arg("finish") = false,
-             nb::arg("receipt") = "", nb::arg("page_cache") = "auto");
+             nb::arg("overwrite") = false, nb::arg("receipt") = "", nb::arg("page_cache") = "auto");
 }
 
 }  // namespace loadstone::python

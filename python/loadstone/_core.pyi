@@ -301,6 +301,7 @@ class Conversion:
         resume: bool = False,
         part: tuple[int, int] | None = None,
         finish: bool = False,
+        overwrite: bool = False,
         receipt: str = "",
     ) -> list[Finding]: ...
     def to_json(self) -> str: ...
@@ -344,6 +345,7 @@ def convert(
     resume: bool = False,
     part: tuple[int, int] | None = None,
     finish: bool = False,
+    overwrite: bool = False,
     receipt: str = "",
     page_cache: str = "auto",
 ) -> ConvertReport: ...

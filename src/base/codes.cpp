@@ -89,7 +89,8 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "folder that the message names."},
     {"convert.target",
      "The target is the source, another model, or a file format that loadstone does not write.",
-     "Choose a different target file or folder."},
+     "Check that SOURCE and TARGET are in the right order, and choose a different target. "
+     "--overwrite replaces files of the output's names."},
     {"convert.unread",
      "Readers of the output do not support the codes or the dtype of some tensors.",
      "Follow the advice in the message: choose an encoding or a style that these readers support "

@@ -314,6 +314,7 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   } else {
     report.outputs = output.commit(target, run.receipt);
     record_finished(conversion, target, run, disk);
+    work.remove();
   }
   report.bytes_written = output.bytes_written();
   report.sync_seconds = output.sync_seconds();

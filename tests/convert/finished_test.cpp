@@ -21,6 +21,7 @@ using namespace ::testing;
 
 constexpr ConvertRun resume = {.resume = true};
 constexpr ConvertRun finish = {.finish = true};
+constexpr ConvertRun overwrite = {.resume = true, .overwrite = true};
 constexpr const char* record = ".loadstone-out.done";
 
 constexpr ConvertRun part(std::uint32_t index) {
@@ -91,7 +92,8 @@ TEST_F(Finished, AResumedJobDoesNothing) {
   EXPECT_GT(run({}), 0u);
   EXPECT_EQ(message("convert.complete"), "");
   EXPECT_EQ(read_file(target + "/model-00001-of-00003.safetensors"), before);
-  EXPECT_THAT(hidden(), IsEmpty());
+  EXPECT_THAT(hidden(), ElementsAre(record));
+  EXPECT_EQ(run(resume), 0u);
 }
 
 TEST_F(Finished, PartsAfterTheFinishDoNothing) {
@@ -170,8 +172,9 @@ TEST_F(Finished, ADifferentOutputIsNotReplacedAndWhatDiffersIsNamed) {
   EXPECT_THAT(message("convert.replaced"),
               StartsWith("the conversion replaces 4 files of an earlier output, which was made "
                          "with different options: names"));
-  EXPECT_GT(run(with_receipt), 0u);  // the record is gone
-  EXPECT_THAT(message("convert.replaced"), HasSubstr("because no record shows"));
+  EXPECT_EQ(code_of([&] { run(resume); }), "convert.state");
+  EXPECT_GT(run({.resume = true, .overwrite = true, .receipt = DigestKind::xxh3_128}), 0u);
+  EXPECT_THAT(message("convert.replaced"), HasSubstr("was made with different options"));
   EXPECT_EQ(run(resume), 0u);  // a receipt is more than this run asks for
 }
 
@@ -211,13 +214,17 @@ TEST_F(Finished, AChangedSourceOrOutputIsMadeAgain) {
   std::string shard = read_file(target + "/model-00002-of-00003.safetensors");
   shard.back() = static_cast<char>(shard.back() ^ 1);
   folder.write("out/model-00002-of-00003.safetensors", shard);
-  EXPECT_GT(run(resume), 0u);
+  const auto error = error_of([&] { run(resume); });
+  EXPECT_EQ(error->code(), "convert.target");
+  EXPECT_THAT(error->message(), HasSubstr("that changed since: 'model-00002-of-00003.safeten"));
+  EXPECT_GT(run(overwrite), 0u);
   EXPECT_NE(read_file(target + "/model-00002-of-00003.safetensors"), shard);
   EXPECT_EQ(run(resume), 0u);
   fs::remove(target + "/model.safetensors.index.json");
   EXPECT_GT(run(resume), 0u);
   folder.write(record, "{");
-  EXPECT_GT(run(resume), 0u);
+  EXPECT_EQ(code_of([&] { run(resume); }), "convert.target");
+  EXPECT_GT(run(overwrite), 0u);
   EXPECT_EQ(run(resume), 0u);
 }
 
@@ -243,7 +250,8 @@ TEST_F(Finished, AFolderThatCannotBeReplacedIsComplete) {
 TEST_F(Finished, ARecordThatCannotBeWrittenFailsNoRun) {
   fs::create_directory(folder / record);
   EXPECT_GT(run(resume), 0u);
-  EXPECT_GT(run(resume), 0u);
+  EXPECT_EQ(code_of([&] { run(resume); }), "convert.target");
+  EXPECT_GT(run(overwrite), 0u);
   EXPECT_THAT(hidden(), ElementsAre(record));
 }
 

@@ -68,6 +68,7 @@ def convert(
     resume: bool = False,
     part: tuple[int, int] | None = None,
     finish: bool = False,
+    overwrite: bool = False,
     receipt: ReceiptDigest | None = None,
     page_cache: PageCache = "auto",
     cluster: Any = None,
@@ -79,7 +80,8 @@ def convert(
     >>> loadstone.convert("wan.safetensors", "wan.gguf", metadata={"general.architecture": "wan"})
 
     The target gets its name only when it is complete; a failure leaves no files behind and an older
-    file unchanged. loadstone never writes to the source.
+    output unchanged. loadstone never writes to the source, and replaces only files that an earlier
+    conversion wrote to the same target, unless you pass ``overwrite``.
 
     Args:
         source: see :func:`loadstone.inspect`; or its result.
@@ -145,6 +147,8 @@ def convert(
             next to the target. Parts may run at the same time, on machines that share the folder,
             and you may repeat them.
         finish: check the shards of all parts, and move them to the target.
+        overwrite: replace a model at ``target`` even if loadstone did not write it there, or if it
+            has changed since.
         receipt: ``"xxh3-128"`` or ``"sha256-tree"``: write a receipt with digests of all bytes read
             and written, next to the output; ``receipt.json`` in a folder. Must be the same for all
             parts.
@@ -159,8 +163,8 @@ def convert(
     Raises:
         PlanError: the target is impossible (all ``findings`` attached), or needs more than
             ``max_memory``. ``convert.overflow``: a tensor has values that its new dtype cannot
-            represent. ``convert.target``: the target is the source, or in its folder, or is a
-            folder with another model.
+            represent. ``convert.target``: the target is the source, or in its folder, or contains
+            another model.
         FormatError: the source breaks a rule of its format. ``q.nan``: a tensor to quantize has
             non-finite values.
         LoadError: input or output failed, the disk is full, the source changed during the

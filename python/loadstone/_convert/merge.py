@@ -59,6 +59,7 @@ def merge(
     resume: bool = False,
     part: tuple[int, int] | None = None,
     finish: bool = False,
+    overwrite: bool = False,
     receipt: ReceiptDigest | None = None,
     page_cache: PageCache = "auto",
 ) -> ConvertReport:

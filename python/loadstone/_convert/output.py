@@ -18,7 +18,7 @@ from loadstone._base.vocabulary import Style
 
 Quantize = str | Mapping[str, str]
 STYLES = get_args(Style)
-_Run = tuple[bool, tuple[int, int] | None, bool, str]  # resume, part, finish, receipt
+_Run = dict[str, Any]  # the core's resume, part, finish, overwrite and receipt
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,7 @@ class OutputOptions:
     resume: bool
     part: tuple[int, int] | None
     finish: bool
+    overwrite: bool
     receipt: str | None
     page_cache: str
 
@@ -154,12 +155,20 @@ class OutputOptions:
                 raise wrong_kind("part", part, "two integers: (1, 4)")
             index, count = part
             part = count_argument("part", index), count_argument("part", count)
-        run = (self.resume, part, self.finish, self.receipt or "")
+        run: _Run = {
+            "resume": self.resume,
+            "part": part,
+            "finish": self.finish,
+            "overwrite": self.overwrite,
+            "receipt": self.receipt or "",
+        }
         if self.dry_run:
             return _predict(conversion, target, run)
         require_ok(conversion)
         with show_progress(self.progress, "converting") as callback:
-            report = _core.convert(conversion, target, callback, *run, self.page_cache)
+            report = _core.convert(
+                conversion, target, callback, **run, page_cache=self.page_cache
+            )
         return ConvertReport(
             outputs=[Path(path) for path in report.outputs],
             **report.numbers(),
@@ -182,7 +191,7 @@ def require_ok(conversion: _core.Conversion) -> None:
 
 def _predict(conversion: _core.Conversion, target: str, run: _Run) -> ConvertReport:
     is_possible = all(finding.severity != "error" for finding in conversion.findings)
-    target_findings = conversion.check_target(target, *run) if is_possible else []
+    target_findings = conversion.check_target(target, **run) if is_possible else []
     return ConvertReport(
         outputs=[],
         seconds=0.0,

@@ -45,7 +45,7 @@ def test_a_replaced_output_is_reported(source: Path, target: Path, tmp_path: Pat
     assert finding.severity == "info"
     assert text in finding.message and "the first is 'layers.0'" in finding.message
     assert len(finding.sources) == 5
-    assert "replaced  5 files of an earlier output\n" in output(*words(source, target, "bf16"))
+    assert "replaced  5 files\n" in output(*words(source, target, "bf16"))
     assert "\nreplaced" not in output(*words(source, tmp_path / "new", "bf16"))
 
 
@@ -66,12 +66,62 @@ def test_a_resumed_run_does_not_replace_a_different_output(
     assert difference in output(*command, "--dry-run", status=1)
     text = output(*command, status=1)
     assert difference in text and "[convert.state]" in text
-    assert f"first remove '{tmp_path / '.loadstone-out.done'}'" in text
+    assert "to replace this one, add --overwrite" in text
     with pytest.raises(loadstone.Error, match=difference) as caught:
         loadstone.convert(source, target, dtype="bfloat16", shard_size=SHARD, **options)
     assert caught.value.code == "convert.state"
     assert {path: path.read_bytes() for path in target.iterdir()} == before
     assert not (tmp_path / ".loadstone-out.part").exists()
+    if "resume" in options:
+        output(*command, "--overwrite")
+        assert {path: path.read_bytes() for path in target.iterdir()} != before
+
+
+@pytest.mark.parametrize("name", ["original", "original/model.safetensors"])
+@pytest.mark.parametrize("merge", [False, True])
+def test_a_model_that_loadstone_did_not_write_is_not_replaced(
+    source: Path, tmp_path: Path, name: str, merge: bool
+) -> None:
+    original = tmp_path / "original"
+    original.mkdir()
+    save_file({"layers.0": torch.randn(4, 4)}, original / "model.safetensors")
+    before = (original / "model.safetensors").read_bytes()
+    target = tmp_path / name
+    command = ["merge", str(source), "-o", str(target)] if merge else words(source, target, "f16")
+    run = loadstone.merge if merge else loadstone.convert
+    text = f"'{target}' already exists, and the conversion would replace 1 file that no earlier"
+    advice = "check that SOURCE and TARGET are in the right order"
+    for more in ((), ("--dry-run",)):
+        shown = output(*command, *more, status=1)
+        assert text in shown and advice in shown and "--overwrite" in shown
+    with pytest.raises(loadstone.PlanError, match="already exists") as caught:
+        run(source, target)
+    assert caught.value.code == "convert.target"
+    (finding,) = run(source, target, dry_run=True).findings
+    assert (finding.severity, finding.sources) == ("error", ["model.safetensors"])
+    assert (original / "model.safetensors").read_bytes() == before
+    (finding,) = run(source, target, overwrite=True).findings
+    assert "the conversion replaces 1 file: 'model.safetensors'" in finding.message
+    assert (original / "model.safetensors").read_bytes() != before
+
+
+def test_an_output_is_replaced_until_somebody_changes_it(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.safetensors"
+    for dtype in ("float16", "bfloat16", "float16"):
+        loadstone.convert(source, target, dtype=dtype)
+    target.write_bytes(target.read_bytes())
+    with pytest.raises(loadstone.PlanError, match="or that changed since: 'out.safetensors'"):
+        loadstone.convert(source, target, dtype="float16")
+    loadstone.convert(source, target, dtype="float16", overwrite=True)
+    loadstone.convert(source, target, dtype="bfloat16")
+
+
+def test_the_rest_of_an_output_is_replaced_if_a_shard_is_lost(source: Path, target: Path) -> None:
+    lost = target / "model-00002-of-00004.safetensors"
+    before = lost.read_bytes()
+    lost.unlink()
+    loadstone.convert(source, target, dtype="float16", shard_size=SHARD, resume=True)
+    assert lost.read_bytes() == before
 
 
 def test_a_touched_source_is_reported_before_it_is_read(source: Path, target: Path) -> None:

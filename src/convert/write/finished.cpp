@@ -64,9 +64,13 @@ Finding other_output(const TargetPlace& place, const std::string& difference) {
           .code = "convert.state",
           .message = fmt::format("'{}' was finished by an earlier run with {}; nothing was changed",
                                  printable(place.shown, 400), difference),
-          .suggestion = fmt::format("choose a different target; or, to replace this one, first "
-                                    "remove '{}'",
-                                    printable(place.record, 400))};
+          .suggestion = "choose a different target; or, to replace this one, add --overwrite"};
+}
+
+bool is_same_file(const TargetPlace& place, const SourceState& file, WritableStorage& storage) {
+  const auto status = storage.status(file_of(place, file.path));
+  return status && status->identity.bytes == file.bytes &&
+         status->identity.modified_ns == file.modified_ns && status->identity.inode == file.inode;
 }
 
 // Both lists have the same paths, sizes and headers.
@@ -90,9 +94,7 @@ std::optional<Finding> finished_earlier(const Conversion& conversion, const Targ
   const auto found = read_record(place, storage);
   if (!found || found->outputs.empty()) return std::nullopt;
   const bool is_unchanged = std::ranges::all_of(found->outputs, [&](const SourceState& file) {
-    const auto status = storage.status(file_of(place, file.path));
-    return status && status->identity.bytes == file.bytes &&
-           status->identity.modified_ns == file.modified_ns && status->identity.inode == file.inode;
+    return is_same_file(place, file, storage);
   });
   if (!is_unchanged) return std::nullopt;
   const WorkState now = state_of(conversion, storage);
@@ -104,7 +106,7 @@ std::optional<Finding> finished_earlier(const Conversion& conversion, const Targ
   } else if (conversion.require_lossless && !found->options.contains("require-lossless")) {
     difference = "no --require-lossless, so values may have changed";
   }
-  if (!difference.empty() && is_resumed) return other_output(place, difference);
+  if (!difference.empty() && is_resumed && !run.overwrite) return other_output(place, difference);
   if (difference.empty() && now.sources != found->sources) {
     difference = changed_sources(now.sources, found->sources);
   }
@@ -142,13 +144,27 @@ ConvertReport report_finished(const Conversion& conversion, const std::string& t
   return report;
 }
 
+std::vector<std::string> foreign_files(const TargetPlace& place,
+                                       const std::vector<std::string>& names,
+                                       WritableStorage& storage) {
+  // A killed run removes its work folder after it has written the record.
+  if (is_plain_folder(storage, place.work)) return {};
+  const auto record = read_record(place, storage);
+  std::vector<std::string> foreign = names;
+  std::erase_if(foreign, [&](const std::string& name) {
+    if (!record) return false;
+    const auto file = std::ranges::find(record->outputs, name, &SourceState::path);
+    return file != record->outputs.end() && is_same_file(place, *file, storage);
+  });
+  return foreign;
+}
+
 void record_finished(const Conversion& conversion, const std::string& target, const ConvertRun& run,
                      WritableStorage& storage) {
   const TargetPlace place = place_of(conversion, target, storage);
   const std::string unfinished = place.record + ".unfinished";
   storage.remove(place.record);
   storage.remove(unfinished);  // of a killed process
-  if (!run.resume && !run.finish) return;
   try {
     WorkState state = state_of(conversion, storage);
     state.outputs = files_of(conversion, place, storage);

@@ -1,9 +1,10 @@
-// Recognises the finished output of an earlier run, by the record that runs with `resume` and
-// `finish` leave next to the target.
+// Recognises the finished output of an earlier run, by the record that each run leaves next to the
+// target.
 #pragma once
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "convert/write/target.h"
 #include "loadstone/convert.h"
@@ -28,8 +29,13 @@ inline constexpr const char* complete_code = "convert.complete";
 [[nodiscard]] ConvertReport report_finished(const Conversion& conversion, const std::string& target,
                                             const ConvertRun& run, WritableStorage& storage);
 
-// Writes the record of a complete target. Removes the record of an older output if the run was not
-// to be resumed.
+// Returns the names of those files that no earlier conversion into this target wrote, or that have
+// changed since. `names`: files of the target.
+[[nodiscard]] std::vector<std::string> foreign_files(const TargetPlace& place,
+                                                     const std::vector<std::string>& names,
+                                                     WritableStorage& storage);
+
+// Writes the record of a complete target.
 void record_finished(const Conversion& conversion, const std::string& target, const ConvertRun& run,
                      WritableStorage& storage);
 

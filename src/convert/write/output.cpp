@@ -337,14 +337,12 @@ std::vector<std::string> Output::commit(const std::string& target,
   if (conversion_.one_file) {
     const std::string beside = commit_file(place, receipt);
     syncs_.sync_folder(storage_, place.parent);
-    work_.remove();
     if (receipt) return {place.path, beside};
     return {place.path};
   }
   write_beside(receipt);
   syncs_.sync_folder(storage_, work_.files());
   Commit(conversion_, work_, place, storage_, syncs_).run();
-  work_.remove();
   auto paths = output_paths(conversion_, place.path);
   if (receipt) paths.push_back(place.path + "/" + receipt_name(conversion_, {}));
   return paths;
