@@ -123,7 +123,7 @@ TEST_F(Finished, AnOrphanOfTheSameConversionIsRemoved) {
   fs::rename(folder / record, folder / "record");
   ConvertOptions other = options();
   other.dtype = Dtype::f64;
-  run(plan(other), part(1));
+  run(plan(other), {.part = ConvertPart{.index = 1, .count = 2}, .overwrite = true});
   fs::rename(folder / "record", folder / record);
   EXPECT_EQ(run(resume), 0u);
   EXPECT_TRUE(fs::exists(work));
@@ -139,6 +139,7 @@ TEST_F(Finished, ASingleFileIsRecognised) {
   EXPECT_EQ(code_of([&] { run(other, resume); }), "convert.state");
   EXPECT_EQ(run(other, {}), 360'000u);
   EXPECT_THAT(message("convert.replaced"), HasSubstr("different options"));
+  run(one, {});
   run(one, {});
   EXPECT_EQ(message("convert.replaced"),
             "the conversion replaces 1 file of an earlier output: 'out.safetensors'");

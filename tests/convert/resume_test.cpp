@@ -394,7 +394,7 @@ TEST_F(Resume, EndedAroundTheExchange) {
     std::string older = read_file(target + first);
     older.back() = static_cast<char>(older.back() ^ 1);
     folder.write("out" + first, older);
-    convert(plan(), target, part(1, 1));
+    convert(plan(), target, {.part = ConvertPart{1, 1}, .overwrite = true});
     const std::string index = "/model.safetensors.index.json";
     fs::copy_file(target + index, files + index);
     folder.write(".loadstone-out.part/exchange",
@@ -488,9 +488,12 @@ TEST_F(Resume, RoomIsAskedForWhatIsStillToCome) {
   // Control: the disk cannot store a second output next to the old one.
   EXPECT_EQ(code({}), "io.no_space");
   fs::remove(folder / "disk/.loadstone-out.done");
-  EXPECT_EQ(code(resume), "io.no_space");
-  EXPECT_EQ(code(part(1, 1)), "io.no_space");
-  EXPECT_EQ(check_target(plan(), target, part(1, 9)).at(0).code, "io.no_space");
+  EXPECT_EQ(code(resume), "convert.target");
+  EXPECT_EQ(code({.resume = true, .overwrite = true}), "io.no_space");
+  for (const std::uint32_t count : {1u, 9u}) {
+    const ConvertRun one = {.part = ConvertPart{1, count}, .overwrite = true};
+    EXPECT_EQ(check_target(plan(), target, one).at(0).code, "io.no_space");
+  }
   ::umount((folder / "disk").c_str());
 }
 

@@ -62,7 +62,10 @@ TEST_F(Target, AFolderOfShardsStaysAsItIs) {
 
 TEST_F(Target, AFileIsReplacedWholeAndAFolderIsJoined) {
   folder.write("old.safetensors", "something else");
-  EXPECT_EQ(code(folder / "old.safetensors"), "");
+  EXPECT_EQ(code(folder / "old.safetensors"), "convert.target");
+  EXPECT_EQ(read_file(folder / "old.safetensors"), "something else");
+  convert(make_conversion(open_checkpoint(source)), folder / "old.safetensors",
+          {.overwrite = true});
   EXPECT_EQ(open_checkpoint(folder / "old.safetensors")->tensors().size(), 11u);
   folder.write("joined/config.json", "{}");
   EXPECT_EQ(code(folder / "joined"), "");
@@ -100,7 +103,7 @@ TEST_F(Target, AnOlderOutputIsReplacedWhole) {
   EXPECT_EQ(read_file(folder / "out/config.json"), "{}");
   EXPECT_EQ(fs::status(folder / "out").permissions(), fs::perms::owner_all);
   EXPECT_TRUE(compare(*open_checkpoint(source), *open_checkpoint(folder / "out")).ok());
-  EXPECT_THAT(names_in(folder.path()), SizeIs(2 + 1 + 3));
+  EXPECT_THAT(names_in(folder.path()), SizeIs(1 + 2 + 1 + 3));  // and a record
 }
 
 TEST_F(Target, AModelOfSomebodyElseStays) {
@@ -148,11 +151,13 @@ TEST_F(Target, AFailureLeavesNothing) {
       const Conversion conversion =
           make_conversion(open_checkpoint(source),
                           {.one_file = target.ends_with(".safetensors"), .shard_bytes_max = shard});
-      const auto error = error_of([&] { convert(conversion, target, {.storage = &faulty}); });
+      const auto error =
+          error_of([&] { convert(conversion, target, {.overwrite = true, .storage = &faulty}); });
       ASSERT_TRUE(error.has_value());
       EXPECT_EQ(error->code(), "io.read");
       EXPECT_FALSE(error->where().tensor.empty());
-      EXPECT_EQ(code_of([&] { convert(conversion, target, {.observer = &stopper}); }), "cancelled");
+      const ConvertRun stopped = {.overwrite = true, .observer = &stopper};
+      EXPECT_EQ(code_of([&] { convert(conversion, target, stopped); }), "cancelled");
     }
   }
   EXPECT_EQ(names_in(folder.path()), before);

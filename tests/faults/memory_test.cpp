@@ -191,7 +191,7 @@ TEST_F(MemoryFaults, Converting) {
         const Conversion conversion = make_conversion(opened, options);
         EXPECT_FALSE(to_json(conversion).empty());
         EXPECT_FALSE(to_table(conversion, true).empty());
-        EXPECT_EQ(convert(conversion, target).outputs.size(), 2u);
+        EXPECT_EQ(convert(conversion, target, {.overwrite = true}).outputs.size(), 2u);
       },
       3);
 }
