@@ -348,8 +348,8 @@ struct ConvertReport {
 // is inside the source's folder of shards, or is a folder with a model that is not an older output
 // of this name; "convert.extra" if a companion file cannot be copied. convert() calls this first,
 // and a dry run may call it too. Returns the finding "io.no_space", an error, if the disk is too
-// full, "convert.target", an error, if the target has files that no earlier conversion into it wrote,
-// and warnings about files of another model that stay in the target's folder. The report of
+// full, "convert.target", an error, if the target has files that no earlier conversion into it
+// wrote, and warnings about files of another model that stay in the target's folder. The report of
 // convert() repeats the warnings.
 LOADSTONE_API std::vector<Finding> check_target(const Conversion& conversion,
                                                 const std::string& target,
@@ -360,14 +360,15 @@ LOADSTONE_API std::vector<Finding> check_target(const Conversion& conversion,
 [[nodiscard]] LOADSTONE_API std::vector<std::uint32_t> files_of_part(const Conversion& conversion,
                                                                      const ConvertPart& part);
 
-// Writes the target: a file, or the files of a folder. Replaces the output of an earlier conversion,
-// which the record .loadstone-NAME.done next to the target identifies. Only complete files appear under their
-// final names. Until then they are in a folder .loadstone-NAME.part next to the target, where each
-// complete shard has its own name. A new run that fails or is stopped leaves nothing. A killed
-// process leaves that folder, which the next run takes over or removes. Before it writes anything,
-// throws the errors among the findings, and errors for sources that have changed. Also throws Error
-// "convert.locked" if another process does the same work, "convert.state" if the folder belongs to
-// another conversion, and "convert.incomplete" if shards to finish are missing.
+// Writes the target: a file, or the files of a folder. Replaces the output of an earlier
+// conversion, which the record .loadstone-NAME.done next to the target identifies. Only complete
+// files appear under their final names. Until then they are in a folder .loadstone-NAME.part next
+// to the target, where each complete shard has its own name. A new run that fails or is stopped
+// leaves nothing. A killed process leaves that folder, which the next run takes over or removes.
+// Before it writes anything, throws the errors among the findings, and errors for sources that have
+// changed. Also throws Error "convert.locked" if another process does the same work,
+// "convert.state" if the folder belongs to another conversion, and "convert.incomplete" if shards
+// to finish are missing.
 LOADSTONE_API ConvertReport convert(const Conversion& conversion, const std::string& target,
                                     const ConvertRun& run = {});
 

@@ -166,9 +166,7 @@ class OutputOptions:
             return _predict(conversion, target, run)
         require_ok(conversion)
         with show_progress(self.progress, "converting") as callback:
-            report = _core.convert(
-                conversion, target, callback, **run, page_cache=self.page_cache
-            )
+            report = _core.convert(conversion, target, callback, **run, page_cache=self.page_cache)
         return ConvertReport(
             outputs=[Path(path) for path in report.outputs],
             **report.numbers(),

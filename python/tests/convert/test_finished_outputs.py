@@ -87,20 +87,22 @@ def test_a_model_that_loadstone_did_not_write_is_not_replaced(
     save_file({"layers.0": torch.randn(4, 4)}, original / "model.safetensors")
     before = (original / "model.safetensors").read_bytes()
     target = tmp_path / name
-    command = ["merge", str(source), "-o", str(target)] if merge else words(source, target, "f16")
+    models = [str(source), f"{source}:1", "-o", str(target)]
+    command = ["merge", *models] if merge else ["convert", str(source), str(target)]
+    arguments = ([source, (source, 1.0)], target) if merge else (source, target)
     run = loadstone.merge if merge else loadstone.convert
     text = f"'{target}' already exists, and the conversion would replace 1 file that no earlier"
     advice = "check that SOURCE and TARGET are in the right order"
     for more in ((), ("--dry-run",)):
-        shown = output(*command, *more, status=1)
+        shown = output(*command, *more, status=2)
         assert text in shown and advice in shown and "--overwrite" in shown
     with pytest.raises(loadstone.PlanError, match="already exists") as caught:
-        run(source, target)
+        run(*arguments)
     assert caught.value.code == "convert.target"
-    (finding,) = run(source, target, dry_run=True).findings
+    (finding,) = run(*arguments, dry_run=True).findings
     assert (finding.severity, finding.sources) == ("error", ["model.safetensors"])
     assert (original / "model.safetensors").read_bytes() == before
-    (finding,) = run(source, target, overwrite=True).findings
+    (finding,) = run(*arguments, overwrite=True).findings
     assert "the conversion replaces 1 file: 'model.safetensors'" in finding.message
     assert (original / "model.safetensors").read_bytes() != before
 

@@ -93,9 +93,8 @@ std::optional<Finding> finished_earlier(const Conversion& conversion, const Targ
                                         std::string& difference) {
   const auto found = read_record(place, storage);
   if (!found || found->outputs.empty()) return std::nullopt;
-  const bool is_unchanged = std::ranges::all_of(found->outputs, [&](const SourceState& file) {
-    return is_same_file(place, file, storage);
-  });
+  const bool is_unchanged = std::ranges::all_of(
+      found->outputs, [&](const SourceState& file) { return is_same_file(place, file, storage); });
   if (!is_unchanged) return std::nullopt;
   const WorkState now = state_of(conversion, storage);
   const bool is_resumed = run.resume || run.part || run.finish;

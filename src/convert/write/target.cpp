@@ -400,8 +400,9 @@ static Finding foreign_model(const TargetPlace& place, const std::vector<std::st
                                  "earlier conversion into it wrote, or that changed since: {}",
                                  printable(place.shown, 400), counted(names.size(), "file"),
                                  name_list(names)),
-          .suggestion = "check that SOURCE and TARGET are in the right order, and choose a "
-                        "different target; or, to replace the files, add --overwrite"};
+          .suggestion =
+              "check that SOURCE and TARGET are in the right order, and choose a "
+              "different target; or, to replace the files, add --overwrite"};
 }
 
 // Reports the files that the conversion replaces, and how the earlier output differs, if this is
@@ -427,9 +428,8 @@ static void tell_replaced(WritableStorage& storage, const Conversion& conversion
   std::ranges::copy_if(place.others, std::back_inserter(names),
                        [&](const std::string& name) { return is_extra_name(conversion, name); });
   const bool is_resumed = run.resume || run.part || run.finish;
-  std::string message =
-      fmt::format("the conversion replaces {}{}", counted(names.size(), "file"),
-                  foreign.empty() ? " of an earlier output" : "");
+  std::string message = fmt::format("the conversion replaces {}{}", counted(names.size(), "file"),
+                                    foreign.empty() ? " of an earlier output" : "");
   if (!difference.empty()) {
     message += ", which was made with " + difference;
   } else if (is_resumed && foreign.empty()) {
