@@ -74,7 +74,14 @@ class ConvertFaults : public ::testing::TestWithParam<Place> {
     return make_conversion(open_checkpoint(folder_ / source), options);
   }
 
+  [[nodiscard]] bool is_older() const {
+    return GetParam() == Place::older_file || GetParam() == Place::older_folder ||
+           GetParam() == Place::older_no_exchange;
+  }
+
+  // A resumed run replaces the output of a different source only with `overwrites`.
   void run(Storage& files, bool resumes = false, bool overwrites = false) const {
+    overwrites = overwrites || (resumes && is_older());
     convert(conversion("newer.safetensors"), target(),
             {.resume = resumes, .overwrite = overwrites, .storage = &files});
   }
