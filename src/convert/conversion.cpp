@@ -349,6 +349,7 @@ static void tell_configs(Conversion& conversion, const ConvertOptions& options, 
                       options.format != FileFormat::safetensors || quantizes_any(conversion.plan);
   if (is_new) {
     tell_schemes(conversion, options, findings);
+    tell_readers(conversion, options, findings);
     tell_unread_file(conversion, options, findings);
   } else if (names_are_given(options)) {
     tell_old_names(conversion, findings);

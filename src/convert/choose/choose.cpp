@@ -192,6 +192,7 @@ class Choosing {
     report_unread();
     report_lost(recipes);
     report_mixed(recipes);
+    report_mixed_dense(recipes);
     report_stacks();
   }
 
@@ -221,7 +222,7 @@ class Choosing {
   void report_stacks() {
     if (stacks_.empty()) return;
     const bool has_known_layout = std::ranges::any_of(
-        stacks_, [](const std::string& name) { return name.ends_with(fused_gate_up); });
+        stacks_, [&](const std::string& name) { return has_single_experts(name); });
     findings_.push_back(
         {.severity = Severity::error,
          .code = "plan.options",
@@ -233,6 +234,15 @@ class Choosing {
              "{}choose the style {}, or exclude the tensors (--exclude)",
              has_known_layout ? "first separate the experts (convert --experts separate), " : "",
              name(QuantizeStyle::unified))});
+  }
+
+  // Returns true if a reader joins the single experts that --experts separate makes of this stack.
+  [[nodiscard]] bool has_single_experts(const std::string& stack) const {
+    constexpr std::string_view experts = ".experts.";
+    const auto at = stack.find(experts);
+    if (at == std::string::npos || !stack.ends_with(fused_gate_up)) return false;
+    const std::string single = stack.substr(0, at) + std::string(experts) + "0.";
+    return chooser_.first_rule(RuleUse::split, single) == nullptr;
   }
 
   void report_unread() {
@@ -247,11 +257,11 @@ class Choosing {
 
   // Warns of plain tensors that a library does not find next to quantized tensors.
   void report_lost(const Recipes& recipes) {
-    if (!has_reader_) return;
+    const RuleUse use = has_reader_ ? RuleUse::lost : RuleUse::scattered;
     std::map<const PlainRule*, std::vector<std::string>> lost;
     for (const TargetRecipe& recipe : recipes.targets) {
       if (choices_.quantize.contains(recipe.target)) continue;
-      const PlainRule* const rule = chooser_.first_rule(RuleUse::lost, recipe.target);
+      const PlainRule* const rule = chooser_.first_rule(use, recipe.target);
       if (rule != nullptr) lost[rule].push_back(recipe.target);
     }
     for (auto& [rule, names] : lost) {
@@ -288,6 +298,32 @@ class Choosing {
                 "give all experts of a layer the same encoding");
   }
 
+  // Warns of dense layers in several encodings: transformers dequantizes all of them by the scheme
+  // of one. This is right only if every encoding has one scale per tensor or row.
+  void report_mixed_dense(const Recipes& recipes) {
+    if (style_ != QuantizeStyle::compressed_tensors || is_of_diffusers_) return;
+    std::set<std::string> encodings;
+    std::vector<std::string> names;
+    for (const TargetRecipe& recipe : recipes.targets) {
+      const auto found = choices_.quantize.find(recipe.target);
+      if (found == choices_.quantize.end() || expert_name(recipe.target)) continue;
+      names.push_back(recipe.target);
+      encodings.insert(found->second.encoding);
+    }
+    const auto has_scale_per_row = [](const std::string& encoding) {
+      const std::string_view strategy = find_written_encoding(encoding)->compressed.strategy;
+      return strategy == "tensor" || strategy == "channel";
+    };
+    if (encodings.size() < 2 || std::ranges::all_of(encodings, has_scale_per_row)) return;
+    std::string message = fmt::format(
+        "{} outside the experts would have several encodings ({}), but transformers dequantizes "
+        "all of them by one scheme (dequantize=True): {}",
+        counted(names.size(), "layer"), fmt::join(encodings, ", "), name_list(names));
+    warn_unread(std::move(names), std::move(message),
+                "give these layers the same encoding, or open the folder with "
+                "loadstone.transformers.from_pretrained()");
+  }
+
   // Returns the reason to keep the tensor unchanged; nullopt if it gets an encoding.
   std::optional<std::string_view> choose(TargetRecipe& recipe) {
     Chooser::Format* const format = chooser_.encoding_for(recipe.target);
@@ -320,6 +356,10 @@ class Choosing {
     if (problem) {
       recipe = before;
       add_misfit(recipe, quantization, problem->message);
+      if (format->misfit.empty()) {
+        format->misfit = fmt::format("'{}' {}: {}", printable(recipe.target), recipe.shape.text(),
+                                     problem->message);
+      }
       return "its shape does not fit the encoding";
     }
     ++format->made;
@@ -347,7 +387,10 @@ class Choosing {
           "choose nf4, fp4 or int8, or open the folder with loadstone.diffusers.from_pretrained()";
     }
     const NamingStyle naming = naming_style(written, style_);
-    if (naming == NamingStyle::unified) return;
+    if (naming == NamingStyle::unified) {
+      if (!unread) set_unread(chooser_.first_rule(RuleUse::scattered, recipe.target), unread);
+      return;
+    }
     has_reader_ = true;
     if (naming == NamingStyle::compressed && recipe.shape.rank() > 2) {
       stacks_.push_back(recipe.target);
@@ -356,6 +399,10 @@ class Choosing {
     const bool joins_codes = naming != NamingStyle::compressed || !written.decodes_experts;
     const PlainRule* rule = chooser_.first_rule(RuleUse::split, recipe.target);
     if (rule == nullptr && joins_codes) rule = chooser_.first_rule(RuleUse::joined, recipe.target);
+    set_unread(rule, unread);
+  }
+
+  void set_unread(const PlainRule* rule, std::optional<std::string_view>& unread) {
     if (rule == nullptr) return;
     unread = rule->reason;
     unread_[rule->reason].advice = rule->advice;

@@ -172,7 +172,10 @@ void Chooser::report_format(const Format& format, bool finds_name,
         fmt::format("the pattern '{}' (quantize) matches no tensor that would be quantized to {}",
                     pattern, encoding);
   }
-  if (finds_name && include_.empty()) {
+  if (!format.misfit.empty()) {
+    finding.message += "; the first chosen tensor is " + format.misfit;
+    finding.suggestion = "choose an encoding that supports these shapes";
+  } else if (finds_name && include_.empty()) {
     finding.suggestion = "to quantize more tensors than loadstone chooses, pass --include";
   }
   findings.push_back(std::move(finding));
