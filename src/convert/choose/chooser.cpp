@@ -176,7 +176,9 @@ void Chooser::report_format(const Format& format, bool finds_name,
     finding.message += "; the first chosen tensor is " + format.misfit;
     finding.suggestion = "choose an encoding that supports these shapes";
   } else if (finds_name && include_.empty()) {
-    finding.suggestion = "to quantize more tensors than loadstone chooses, pass --include";
+    finding.suggestion = exclude_.empty()
+                             ? "to quantize more tensors than loadstone chooses, pass --include"
+                             : "exclude fewer tensors";
   }
   findings.push_back(std::move(finding));
 }
