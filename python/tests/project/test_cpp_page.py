@@ -17,7 +17,7 @@ WORLD = """
 #include <atomic>
 #include <fstream>
 #include <iostream>
-#include <iterator>
+#include <sstream>
 #include <loadstone/loadstone.h>
 [[maybe_unused]] static std::shared_ptr<const loadstone::Catalog> catalog;
 [[maybe_unused]] static loadstone::Skeleton skeleton;
