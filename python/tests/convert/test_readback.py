@@ -255,6 +255,20 @@ def test_a_conversion_warns_of_dense_layers_in_several_encodings(
     assert ("[convert.unread]" in said) == bool(unread(report))
 
 
+@pytest.mark.parametrize("encoding", ["fp8", "fp8-channel", "fp8-block", "int8-channel", "mxfp4"])
+def test_a_repack_warns_of_what_transformers_does_not_read(
+    encoding: str, outputs: Outputs, tmp_path: Path
+) -> None:
+    """The codes of another style have the same readers as codes that are made in this style."""
+    source = Source("qwen3_moe", "fused")
+    served = outputs.of(Cell(encoding, "modelopt", source)).folder
+    is_read = foreign.documented(Cell(encoding, "compressed-tensors", source)) == "right"
+    report = loadstone.convert(served, tmp_path / "out", style="compressed-tensors")
+    assert is_read == (not unread(report))
+    words = [served, tmp_path / "by command", "--style", "compressed-tensors"]
+    assert is_read == ("[convert.unread]" not in run("convert", *words).stderr)
+
+
 GPT_OSS: Any = {
     "vocab_size": 64,
     "hidden_size": 128,
