@@ -9,6 +9,7 @@
 #include "loadstone/execute.h"
 #include "loadstone/plan.h"
 #include "loadstone/verify.h"
+#include "support/errors.h"
 #include "support/files.h"
 #include "support/plans.h"
 #include "support/random_numbers.h"
