@@ -53,7 +53,9 @@ TEST_F(Target, TheSourceIsNeverWritten) {
 
 // The library's functions accept any name, but not that of a file of the other format.
 TEST_F(Target, ItsNameHasTheFormatOfTheConversion) {
-  const auto catalog = open_checkpoint(source);
+  const auto catalog = open_checkpoint(
+      folder.write("plain.safetensors",
+                   safetensors_bytes({{"a.weight", "F32", {2, 2}, std::string(16, '\0')}})));
   const auto refused = [&](const ConvertOptions& options, const std::string& name) {
     const Conversion conversion = make_conversion(catalog, options);
     const std::string target = folder / name;
