@@ -143,9 +143,8 @@ const Finding* obstacle(const std::vector<Finding>& findings, bool strict) {
 int refuse(const std::vector<Finding>& findings, const Finding& first, std::string_view teller,
            bool json) {
   const auto count = std::ranges::count(findings, first.severity, &Finding::severity);
-  const std::string message =
-      count > 1 ? fmt::format("{} ({} more; {} shows all)", first.message, count - 1, teller)
-                : advised_message(first);
+  std::string message = advised_message(first);
+  if (count > 1) message += fmt::format(" ({} more; {} shows all)", count - 1, teller);
   // The message already contains target, found and expected, and a text line would repeat them.
   Where where;
   if (json) where = {.tensor = first.target, .found = first.found, .expected = first.expected};

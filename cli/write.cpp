@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/finding_json.h"
 #include "base/json_writer.h"
 #include "base/text.h"
 #include "cli/duration.h"
@@ -107,6 +108,7 @@ std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
   }
   for (const Finding& each : report.findings) {
     if (each.code == "convert.decoded") text += "\nencoding  " + each.message;
+    if (each.code == "convert.readers") text += "\nreaders   " + advised_message(each);
   }
   text += fmt::format("\nbytes     {} read, {} written in {}", human_bytes(report.bytes_read),
                       human_bytes(report.bytes_written),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the table in ``docs/cpp.md`` of public headers, their purpose, and the codes they mention.
+"""Write the tables in ``docs/cpp.md``: public headers with the codes they mention, and all codes.
 
 ``--check`` compares the page instead. A code counts as a finding's if "finding" precedes it in its
 clause, and otherwise as an error's.
@@ -14,6 +14,33 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "cpp.md"
 INCLUDE = ROOT / "include" / "loadstone"
 HEAD = "| header | purpose | errors | findings |\n|---|---|---|---|\n"
+CODES_HEAD = "| area | codes |\n|---|---|\n"
+AREAS = {
+    "audit": "audits",
+    "cancelled": "an observer, or Ctrl-C",
+    "convert": "conversions",
+    "dcp": "checkpoints of torch.distributed",
+    "device": "memory of a GPU",
+    "format": "recognition of files",
+    "gg": "GGUF files",
+    "im": "importance matrices",
+    "internal": "a bug in loadstone",
+    "io": "files",
+    "ix": "shards and their index",
+    "memory": "memory",
+    "merge": "merges and adapters",
+    "offload": "offload folders",
+    "open": "open a checkpoint",
+    "plan": "plans, rules, options",
+    "pt": "torch files",
+    "q": "quantized tensors",
+    "receipt": "receipts",
+    "save": "saving tensors",
+    "skeleton": "skeletons",
+    "st": "safetensors files",
+    "usage": "invalid arguments",
+    "verify": "verification",
+}
 
 
 def headers() -> list[str]:
@@ -22,10 +49,14 @@ def headers() -> list[str]:
     return [*re.findall(r'#include "loadstone/(\w+\.h)"', text), "torch.h"]
 
 
-def known_codes() -> set[str]:
+def all_codes() -> list[str]:
     tables = "".join(path.read_text() for path in (ROOT / "src" / "base").glob("codes*"))
-    codes = set(re.findall(r'\{"([a-z]+\.\w+)"', tables))
-    return codes | {f"{code.partition('.')[0]}.*" for code in codes} | {"cancelled", "usage"}
+    return sorted(re.findall(r'^ +\{"([a-z]+(?:\.\w+)?)",', tables, re.M))
+
+
+def known_codes() -> set[str]:
+    codes = all_codes()
+    return {*codes, *(f"{code.partition('.')[0]}.*" for code in codes if "." in code)}
 
 
 def comments(text: str) -> Iterator[str]:
@@ -63,12 +94,25 @@ def table() -> str:
     return HEAD + "".join(row(name, known) for name in headers())
 
 
-def main() -> int:
-    page = PAGE.read_text()
-    begin = page.index(HEAD)
+def table_of_codes() -> str:
+    """Return one row per area; the area is the first word of a code."""
+    rows = {area: f"| {what} |" for area, what in AREAS.items()}
+    for code in all_codes():
+        rows[code.partition(".")[0]] += f" `{code}`"
+    return CODES_HEAD + "".join(f"{row} |\n" for row in rows.values())
+
+
+def with_table(page: str, head: str, made: str) -> str:
+    """Return the page with the table that begins with `head` replaced."""
+    begin = page.index(head)
     old = re.match(r"(?:\|[^\n]*\n)+", page[begin:])
     assert old is not None
-    made = page[:begin] + table() + page[begin + len(old[0]) :]
+    return page[:begin] + made + page[begin + len(old[0]) :]
+
+
+def main() -> int:
+    page = PAGE.read_text()
+    made = with_table(with_table(page, HEAD, table()), CODES_HEAD, table_of_codes())
     if "--check" in sys.argv[1:]:
         return int(made != page)
     PAGE.write_text(made)

@@ -74,12 +74,12 @@ parse_quantization(std::string_view text, QuantizeMode mode = QuantizeMode::exac
 struct QuantizeOptions {
   // The first format that matches a tensor applies. The format without a pattern must be last.
   // Empty: nothing is quantized.
-  std::vector<QuantizeFormat> formats;
-  std::vector<std::string> include;  // RE2 patterns for a part of the name
-  std::vector<std::string> exclude;
+  std::vector<QuantizeFormat> formats{};
+  std::vector<std::string> include{};  // RE2 patterns for a part of the name
+  std::vector<std::string> exclude{};
   // Must be nullopt for the encodings of bitsandbytes, which have one style. For other encodings
   // nullopt means `unified`. A style without formats re-packs quantized tensors; no value changes.
-  std::optional<QuantizeStyle> style;
+  std::optional<QuantizeStyle> style{};
   // Report non-finite values as findings instead of Error "q.nan", and finite values that overflow
   // their new dtype, quantized or not, instead of Error "convert.overflow".
   bool allow_non_finite = false;
@@ -132,13 +132,13 @@ struct ConvertOptions {
   // Format to write: safetensors or GGUF.
   FileFormat format = FileFormat::safetensors;
   // Rules that change names and layouts; tensors that no rule matches keep their names.
-  Rules rules;
+  Rules rules{};
   // Recipes that were made for this catalog. Without rules they alone determine the output; with
   // rules, the rules apply to the tensors that no recipe reads.
-  Recipes recipes;
+  Recipes recipes{};
   // New dtype of floating-point tensors of 16 bits or more, of blocks, and of FP8 tensors without a
   // scale. nullopt: tensors keep their dtype. Codes always keep their dtype.
-  std::optional<Dtype> dtype;
+  std::optional<Dtype> dtype{};
   // F32, BF16 or F16: the dtype to which loadstone decodes blocks that the output format cannot
   // store, if `dtype` is not set. A GGUF file keeps the blocks if the rules leave every row whole.
   Dtype block_dtype = Dtype::bf16;
@@ -147,19 +147,19 @@ struct ConvertOptions {
   // allowed, because names stay unchanged; the same holds for a change of the expert layout.
   bool dequantize = false;
   ExpertLayout experts = ExpertLayout::keep;
-  QuantizeOptions quantize;
+  QuantizeOptions quantize{};
   // Keys to add to the source's metadata or to replace in it. The values are typed in a GGUF file
   // and strings in safetensors. A GGUF file needs "general.architecture", either from here or from
   // the source.
-  Metadata metadata;
+  Metadata metadata{};
   // GGUF files: allow tensors of more than 4 dims and names of more than 63 bytes, which ggml
   // rejects but programs for video models read.
   bool beyond_ggml = false;
   // Merge the joined models and adapters of the catalog. Not allowed together with rules, recipes
   // or expert layouts.
-  std::optional<MergeOptions> merge;
+  std::optional<MergeOptions> merge{};
   // Companion files for the target's folder. loadstone declares the quantization in the config.
-  ModelFolder folder;
+  ModelFolder folder{};
   // Reject the conversion with Error "convert.lossy" if a value would change: before reading if
   // encodings and shapes determine it, otherwise when the first changed block is found.
   bool require_lossless = false;
@@ -175,7 +175,7 @@ struct ConvertOptions {
   // Prefix of file names in a folder: STEM.safetensors, STEM-00001-of-00002.safetensors ... Empty:
   // the name that the library of the config expects: "diffusion_pytorch_model" for diffusers
   // (recognised by `_class_name` in the config) and "model" for other libraries.
-  std::string stem;
+  std::string stem{};
   // Bytes of tensors per shard; a larger tensor gets a shard to itself.
   std::uint64_t shard_bytes_max = defaults::shard_bytes_max;
   // ---- These change only the cost.
@@ -183,7 +183,7 @@ struct ConvertOptions {
   std::uint64_t staging_bytes_max = defaults::convert_staging_bytes_max;
   // Limit of the conversion's total memory, lists of tensors included. If the limit is too small,
   // finding "plan.over_budget" reports the minimum.
-  std::optional<std::uint64_t> memory_bytes_max;
+  std::optional<std::uint64_t> memory_bytes_max{};
   unsigned threads = 0;  // 0: one per core, at most defaults::threads_max
 };
 
@@ -305,7 +305,7 @@ struct ConvertRun {
   bool resume = false;
   // Write only this share. Its shards stay in a folder next to the target until a run with
   // `finish`.
-  std::optional<ConvertPart> part;
+  std::optional<ConvertPart> part{};
   // Check that all shards exist, and move them to their final names.
   bool finish = false;
   // Replace a model in the target's place even if loadstone did not write it, or it has changed

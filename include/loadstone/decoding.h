@@ -17,9 +17,9 @@ namespace loadstone {
 // their scales. Boxes copy from it like from any tensor, and it exists only window by window. New
 // kernels may be added, so a string identifies the kernel: docs/plan-json.md.
 struct Decoding {
-  std::string kernel;                  // "fp8_block", "fp4_block", "mxfp4", "nvfp4" ...
-  std::vector<std::uint32_t> sources;  // indices into Catalog::tensors(), the weights first
-  Shape shape;
+  std::string kernel{};                  // "fp8_block", "fp4_block", "mxfp4", "nvfp4" ...
+  std::vector<std::uint32_t> sources{};  // indices into Catalog::tensors(), the weights first
+  Shape shape{};
   Dtype dtype = Dtype::f32;
   float offset = 0;              // added to nested scales (bitsandbytes); 0 for other kernels
   std::uint64_t group_size = 0;  // values per scale, if shapes do not determine it (GPTQ)

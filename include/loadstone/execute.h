@@ -28,7 +28,7 @@ struct Destination {
   Dtype dtype = Dtype::u8;
   // Memory for the components of a quantized target, in the order of quantized_parts(); `data` is
   // then null. If `data` is null and `parts` is empty, the call does not load the target.
-  std::vector<std::span<std::byte>> parts;
+  std::vector<std::span<std::byte>> parts{};
   // `device`: memory of the target's device in the plan, which receives copies. `host`: memory of
   // this machine, even if the plan places the target on a device.
   MemoryKind kind = MemoryKind::host;
@@ -158,6 +158,9 @@ struct Report {
 // loadstone cancels the other work and removes the files that it wrote to the offload folder. The
 // Error names file, tensor and offset, or tensor and device. When this returns or throws, no copy
 // is in flight.
+//
+// A finite value that is too large for its target's dtype becomes infinite: Report::findings then
+// contains warning finding "convert.overflow" for the target.
 LOADSTONE_API Report execute(const Plan& plan, std::span<const Destination> destinations,
                              const ExecuteOptions& options = {});
 

@@ -19,11 +19,11 @@ struct LowRank {
   std::uint64_t rows = 0;
   std::uint64_t columns = 0;
   std::uint64_t rank = 0;
-  std::vector<Box> left;
-  std::vector<Box> right;
+  std::vector<Box> left{};
+  std::vector<Box> right{};
   // DoRA: after the product is added, each row of the part, or each group of columns, is multiplied
   // by its magnitude divided by its norm. Empty: nothing is multiplied.
-  std::vector<Box> magnitudes;
+  std::vector<Box> magnitudes{};
   // Number of adjacent columns that share a magnitude; 0: one magnitude per row.
   std::uint64_t magnitude_columns = 0;
 
@@ -37,8 +37,8 @@ struct LowRank {
 // A value that is multiplied by a factor and added to the recipe's value.
 struct Term {
   float factor = 1;
-  std::vector<Box> boxes;           // fill the target's shape, read as F32
-  std::optional<LowRank> low_rank;  // replaces the boxes
+  std::vector<Box> boxes{};           // fill the target's shape, read as F32
+  std::optional<LowRank> low_rank{};  // replaces the boxes
   // The boxes are added after the operation of the merge, as products are: an adapter's difference.
   bool is_added = false;
 
@@ -67,7 +67,7 @@ enum class Pruning : std::uint8_t {
 struct Merge {
   MergeOp op = MergeOp::sum;
   float factor = 1;
-  std::vector<Term> terms;
+  std::vector<Term> terms{};
   // Number of columns of the target as a matrix, for low-rank products. 0: the merge has no
   // products.
   std::uint64_t row_elements = 0;

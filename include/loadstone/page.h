@@ -27,20 +27,20 @@ struct LoadFigures {
   double seconds = 0;
   std::uint64_t bytes_read = 0;
   std::uint64_t staging_bytes_peak = 0;
-  std::uint64_t process_bytes_peak = 0;  // largest resident set, as measured; 0: unknown
-  std::vector<ProgressSample> progress;  // may be empty
+  std::uint64_t process_bytes_peak = 0;    // largest resident set, as measured; 0: unknown
+  std::vector<ProgressSample> progress{};  // may be empty
 };
 
 [[nodiscard]] LOADSTONE_API LoadFigures figures_of(const Report& report) noexcept;
 
 struct PageOptions {
-  std::string model;  // name to show; may be empty
+  std::string model{};  // name to show; may be empty
   // Memory limits per device to show next to the plan's figures, see PlanOptions::max_memory.
-  std::vector<std::pair<std::string, std::uint64_t>> max_memory;
+  std::vector<std::pair<std::string, std::uint64_t>> max_memory{};
   // Bytes per device of a live model's old values, which exist until the load has all new values.
   // They are added to the peaks.
-  std::map<std::string, std::uint64_t> held_bytes;
-  std::optional<LoadFigures> loaded;  // figures of the load that executed the plan
+  std::map<std::string, std::uint64_t> held_bytes{};
+  std::optional<LoadFigures> loaded{};  // figures of the load that executed the plan
 };
 
 // Returns the page: verdict, findings, memory, a map of the bytes, and every target with its

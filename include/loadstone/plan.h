@@ -40,12 +40,12 @@ enum class DeviceMapMode : std::uint8_t { automatic, balanced, balanced_low_0, s
 // no value and are listed as excluded). The longest path that matches wins.
 struct DeviceMap {
   // If set, loadstone computes the map from sizes and max_memory, and ignores `entries`.
-  std::optional<DeviceMapMode> mode;
-  std::vector<std::pair<std::string, std::string>> entries;
+  std::optional<DeviceMapMode> mode{};
+  std::vector<std::pair<std::string, std::string>> entries{};
   // Module paths without tensors. An entry that matches nothing in the model is an error, finding
   // "plan.device_map"; the skeleton has only modules with tensors, so modules without tensors are
   // listed here.
-  std::set<std::string, std::less<>> bare_modules;
+  std::set<std::string, std::less<>> bare_modules{};
   // Report a warning for an entry that matches nothing, because some libraries ignore it.
   bool allows_unknown = false;
 
@@ -58,56 +58,56 @@ struct CallerKnowledge {
   // Sources that the caller handles: no rule matches them, targets of the same name do not use
   // them, and the plan does not report them as unexpected. Names that the checkpoint lacks are
   // ignored.
-  std::vector<std::string> known_sources;
+  std::vector<std::string> known_sources{};
   bool knows_all_sources = false;  // the caller handles every source that no recipe reads
   // For targets that the checkpoint lacks: the expected source name, and a policy that takes
   // precedence over all others. The caller reports its own findings for the `explained` targets.
-  std::map<std::string, std::string, std::less<>> expected_sources;
-  std::map<std::string, MissingPolicy, std::less<>> missing_of;
-  std::set<std::string, std::less<>> explained;
-  std::string missing_advice;  // replaces the suggestions for missing targets
+  std::map<std::string, std::string, std::less<>> expected_sources{};
+  std::map<std::string, MissingPolicy, std::less<>> missing_of{};
+  std::set<std::string, std::less<>> explained{};
+  std::string missing_advice{};  // replaces the suggestions for missing targets
 };
 
 struct PlanOptions {
   // ---- These change the result.
-  Rules rules;
+  Rules rules{};
   // Prefixes to strip from the checkpoint's names if all names have the prefix and no name matches
   // the model unchanged. If only some names have it, finding "plan.prefix" suggests a rule.
   // nullopt: defaults::strip_prefixes.
-  std::optional<std::vector<std::string>> strip_prefixes;
+  std::optional<std::vector<std::string>> strip_prefixes{};
   // Recipes take precedence over rules, which do not match the sources that recipes read. Invalid
   // recipes are findings "plan.box", "plan.shape" or "plan.recipe".
-  Recipes recipes;
-  CallerKnowledge caller;
+  Recipes recipes{};
+  CallerKnowledge caller{};
   // Patterns (RE2 syntax) for whole names of targets, each with the policy for the matching targets
   // that the checkpoint lacks. The first match wins.
-  std::vector<std::pair<std::string, MissingPolicy>> missing_patterns;
+  std::vector<std::pair<std::string, MissingPolicy>> missing_patterns{};
   // Dtype of parameters and of persistent floating-point buffers. Non-persistent buffers and
   // attributes keep the skeleton's dtype. nullopt: the skeleton's dtype.
-  std::optional<Dtype> dtype;
+  std::optional<Dtype> dtype{};
   bool dtype_from_file = false;  // "auto": parameters and buffers get the file's dtype
   // Report non-finite values that are to be quantized as warning "q.nan", instead of throwing Error
   // "q.nan" when the load reads them.
   bool allow_non_finite = false;
   // Quantization of targets during the load, after the cast to their dtype. Throws Error
   // "plan.options" for a name that is not a target.
-  std::map<std::string, Quantization, std::less<>> quantize;
+  std::map<std::string, Quantization, std::less<>> quantize{};
   // Adapters to add to the targets during the load. The catalog joins the checkpoint and the
   // adapters, in this order. The module names in an adapter are those of the model or of the
   // checkpoint. Mismatches are finding "merge.adapter", unused tensors of an adapter
   // "merge.unused". Planning reads the adapters' small tensors and configs.
-  std::vector<MergeAdapter> adapters;
+  std::vector<MergeAdapter> adapters{};
   // Policy for ties if adapters change only some of the tied names: finding "merge.tie".
   TiePolicy tie = TiePolicy::split;
-  DeviceMap device_map;  // empty: the live model's devices, else "cpu"
+  DeviceMap device_map{};  // empty: the live model's devices, else "cpu"
   // Bytes per device: for a computed map the capacities in order of preference, for an explicit map
   // limits (finding "plan.over_budget").
-  std::vector<std::pair<std::string, std::uint64_t>> max_memory;
+  std::vector<std::pair<std::string, std::uint64_t>> max_memory{};
   // Paths of modules that a computed map does not split between devices. nullopt: the outermost
   // modules with a number for a name ("layers.3"), if twice their size fits on a device.
-  std::optional<std::vector<std::string>> no_split_modules;
+  std::optional<std::vector<std::string>> no_split_modules{};
   // Required if something placed on "disk" cannot be read from the shard unchanged.
-  std::string offload_folder;
+  std::string offload_folder{};
   MissingPolicy missing = MissingPolicy::error;
   UnexpectedPolicy unexpected = UnexpectedPolicy::warn;
   // ---- These change only the cost.
@@ -196,7 +196,8 @@ struct Plan {
                                            const Skeleton& skeleton,
                                            const PlanOptions& options = {});
 
-// Throws the first error among the findings as an Error, whose message counts the other errors.
+// Throws the first error among the findings as an Error, whose message counts the other errors, and
+// Error "usage" for a plan without a catalog.
 LOADSTONE_API void require_ok(const Plan& plan);
 
 // Returns the plan as JSON, with each shard's relative path, size, modification time, inode and

@@ -31,14 +31,14 @@ struct QuantizedEncoding {
 
 // Parameters for quantizing a tensor.
 struct Quantization {
-  std::string encoding;                // name of a quantized_encodings() element with dialects
-  std::string dialect;                 // one of the encoding's dialects; empty: the default
-  std::uint32_t block_size = 64;       // nf4, fp4: elements per scale: 32, 64 ... 4096
-  bool nested = false;                 // nf4, fp4: also quantize the scales, to 8 bits
-  std::optional<float> nested_offset;  // nullopt: the mean of the scales
+  std::string encoding{};                // name of a quantized_encodings() element with dialects
+  std::string dialect{};                 // one of the encoding's dialects; empty: the default
+  std::uint32_t block_size = 64;         // nf4, fp4: elements per scale: 32, 64 ... 4096
+  bool nested = false;                   // nf4, fp4: also quantize the scales, to 8 bits
+  std::optional<float> nested_offset{};  // nullopt: the mean of the scales
   // Targets of one plan with the same string here (not empty) share a scale (fp8, nvfp4): the scale
   // of the largest magnitude among them. In stacks, matrices of the same index share a scale.
-  std::string group;
+  std::string group{};
   // GGUF's blocks: weights of each column's errors, like ggml's "imatrix": finite, not negative,
   // one per column or, for a stack of matrices, one per column of each matrix. Null: all columns
   // count by their values alone. Equal quantizations share the object.

@@ -54,7 +54,7 @@ struct Box {
   std::uint64_t target_offset = 0;
   // Dimensions, outermost first by target stride; empty: one element. A target without elements has
   // one box per source, with one dimension of extent 0, which records the sources.
-  std::vector<BoxDim> dims;
+  std::vector<BoxDim> dims{};
   // Index into the plan's decodings if the box copies from a decoded tensor; `source` is then the
   // first tensor that is decoded. no_decoding: the box copies from `source` itself.
   std::uint32_t decoding = no_decoding;
@@ -71,35 +71,35 @@ inline constexpr std::uint64_t constant_bytes_max = 16u << 20;
 
 struct Recipe {
   Origin origin = Origin::excluded;
-  std::vector<Box> boxes;              // origin checkpoint: together they write each element once
-  std::shared_ptr<const Merge> merge;  // terms to add, see merge.h; null: only boxes
-  Constant constant;                   // origin constant: as many bytes as the target has
-  std::string tie_of;                  // origin tie: name of the target that this one is tied to
-  std::string reason;                  // origin excluded: why
+  std::vector<Box> boxes{};              // origin checkpoint: together they write each element once
+  std::shared_ptr<const Merge> merge{};  // terms to add, see merge.h; null: only boxes
+  Constant constant{};                   // origin constant: as many bytes as the target has
+  std::string tie_of{};                  // origin tie: name of the target that this one is tied to
+  std::string reason{};                  // origin excluded: why
   // Tensors whose values planning read: alphas, and scales that became constants.
-  std::vector<std::uint32_t> decided_by;
+  std::vector<std::uint32_t> decided_by{};
 };
 
 // A recipe for one target that other code computed, such as a trace of a library's own converter.
 struct TargetRecipe {
-  std::string target;
-  Shape shape;
+  std::string target{};
+  Shape shape{};
   Dtype dtype = Dtype::f32;                 // of the result; the target's dtype may differ
-  std::vector<Box> boxes;                   // together they write each element once
-  Constant constant;                        // if set, `boxes` is empty
-  std::shared_ptr<const Merge> merge;       // terms to add to the boxes
+  std::vector<Box> boxes{};                 // together they write each element once
+  Constant constant{};                      // if set, `boxes` is empty
+  std::shared_ptr<const Merge> merge{};     // terms to add to the boxes
   std::vector<std::uint32_t> decided_by{};  // see Recipe::decided_by
 };
 
 // Plain data from a RecipeBuilder or recipes_from_json(). Boxes refer to the catalog that the
 // recipes were made for; a plan checks them. Thread-safe while no thread writes to it.
 struct Recipes {
-  std::vector<TargetRecipe> targets;
-  std::vector<Decoding> decodings;
+  std::vector<TargetRecipe> targets{};
+  std::vector<Decoding> decodings{};
   // Sources whose values the constants were computed from, and a digest of these values and of
   // config.json. Empty: unknown.
-  std::vector<std::uint32_t> computed_from;
-  std::string values_digest;
+  std::vector<std::uint32_t> computed_from{};
+  std::string values_digest{};
 };
 
 // Records in `recipes` the values that its constants were computed from, so that a conversion of a
@@ -132,8 +132,8 @@ enum class RuleOp : std::uint8_t {
 // slice or reshape.
 struct RuleStep {
   RuleOp op = RuleOp::reshape;
-  std::vector<std::int64_t> dims;
-  std::vector<std::uint64_t> sizes;
+  std::vector<std::int64_t> dims{};
+  std::vector<std::uint64_t> sizes{};
   std::uint64_t start = 0;
 };
 
@@ -144,12 +144,12 @@ struct RuleStep {
 // In a list of rules the first match wins; tensors that no rule matches keep their names.
 struct Rule {
   RuleOp op = RuleOp::rename;
-  std::vector<std::string> sources;
-  std::vector<std::string> targets;
-  std::vector<std::int64_t> dims;    // in JSON "dim" (one dimension) or "dims"
-  std::vector<std::uint64_t> sizes;  // for split, slice, reshape
-  std::uint64_t start = 0;           // for slice
-  std::vector<RuleStep> then;        // applied to each target of the rule, in this order
+  std::vector<std::string> sources{};
+  std::vector<std::string> targets{};
+  std::vector<std::int64_t> dims{};    // in JSON "dim" (one dimension) or "dims"
+  std::vector<std::uint64_t> sizes{};  // for split, slice, reshape
+  std::uint64_t start = 0;             // for slice
+  std::vector<RuleStep> then{};        // applied to each target of the rule, in this order
 };
 
 [[nodiscard]] LOADSTONE_API std::string_view name(RuleOp op) noexcept;

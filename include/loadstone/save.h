@@ -15,10 +15,10 @@ namespace loadstone {
 class WritableStorage;
 
 struct TensorBytes {
-  std::string name;
+  std::string name{};
   Dtype dtype = Dtype::f32;
-  Shape shape;
-  std::span<const std::byte> bytes;  // owned by the caller
+  Shape shape{};
+  std::span<const std::byte> bytes{};  // owned by the caller
 };
 
 // Writes one file, with the tensors of the widest elements first, then by name. The file gets its

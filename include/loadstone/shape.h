@@ -40,8 +40,8 @@ class LOADSTONE_API Shape {
 
 // A part of a tensor along its dimensions, such as a rank's shard. Value type.
 struct LOADSTONE_API Slice {
-  std::vector<std::uint64_t> begin;  // index of the slice's first element, per dimension
-  Shape shape;
+  std::vector<std::uint64_t> begin{};  // index of the slice's first element, per dimension
+  Shape shape{};
   // Number of equal groups per dimension. The slice takes the same part of each group, and `begin`
   // counts within the first group: for example a rank's part of fused gate and up projections.
   // Empty: one group per dimension.

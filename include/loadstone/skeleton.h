@@ -29,25 +29,25 @@ enum class TargetKind : std::uint8_t {
 
 // Device and dtype of a tensor in a live model.
 struct Held {
-  std::string device;  // "cpu", "cuda:0" ...
+  std::string device{};  // "cpu", "cuda:0" ...
   Dtype dtype = Dtype::f32;
 };
 
 struct Target {
-  std::string name;
-  Shape shape;  // of the whole tensor, as in checkpoints
+  std::string name{};
+  Shape shape{};  // of the whole tensor, as in checkpoints
   Dtype dtype = Dtype::f32;
   TargetKind kind = TargetKind::parameter;
-  std::string tie_of;  // name of the target that this one is tied to; may be empty
+  std::string tie_of{};  // name of the target that this one is tied to; may be empty
   // The slice in the live model, on one of several ranks. nullopt: the whole tensor.
   std::optional<Slice> slice = std::nullopt;
-  bool has_value = false;    // the live model already has the constructor's value (never in JSON)
-  std::optional<Held> held;  // nullopt: on meta, or no live model (never in JSON)
+  bool has_value = false;      // the live model already has the constructor's value (never in JSON)
+  std::optional<Held> held{};  // nullopt: on meta, or no live model (never in JSON)
 };
 
 // Plain data. Thread-safe while no thread writes to it.
 struct LOADSTONE_API Skeleton {
-  std::vector<Target> targets;
+  std::vector<Target> targets{};
   // False: Target::has_value has no meaning, because a skeleton read from JSON has no values. The
   // plan then excludes buffers without a value, with a reason. For a live model (true) such a
   // buffer is finding "plan.no_value", an error.

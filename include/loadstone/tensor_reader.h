@@ -57,7 +57,8 @@ class LOADSTONE_API TensorReader {
   std::unique_ptr<Impl> impl_;
 };
 
-// Returns all values of a tensor, see TensorReader.
+// Returns all values of a tensor, see TensorReader. Booleans and integers keep their values: throws
+// Error "plan.dtype" for an integer beyond 2^24, which a float may not represent.
 [[nodiscard]] LOADSTONE_API std::vector<float> read_numbers(std::shared_ptr<const Catalog> catalog,
                                                             std::string_view name);
 

@@ -122,7 +122,7 @@ struct VerifyOptions {
 // folder or file that was written, or one part of a split GGUF, which means all parts; empty:
 // not checked. `sources`: the folder or file of each checkpoint, in the order of the conversion; if
 // some are given, each omitted one is finding "verify.not_compared". Throws Error "usage" for an
-// output or source that the receipt lacks.
+// output or source that the receipt lacks, and if neither an output nor a source is given.
 [[nodiscard]] LOADSTONE_API VerifyReport verify_receipt(const Receipt& receipt,
                                                         const std::string& output,
                                                         const std::vector<std::string>& sources,

@@ -73,6 +73,10 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
     {"convert.overflow", "Finite values are too large for their new dtype.",
      "Choose a wider dtype, or correct the scale if it is wrong. --allow-non-finite writes such "
      "values as infinity or NaN."},
+    {"convert.readers",
+     "Other libraries read the output's codes only in a different style, or from a folder.",
+     "If only loadstone or an inference server of this style opens the output, no action is "
+     "needed. docs/opens-where.md lists the readers of each style."},
     {"convert.redone",
      "A shard that an earlier run finished, or the shard's source, has changed since then.",
      "No action is needed: loadstone writes the shard again. If you did not expect the change, "

@@ -21,6 +21,7 @@
 #include "catalog/config_sections.h"
 #include "codec/activation_scheme.h"
 #include "codec/companions.h"
+#include "codec/encode.h"
 #include "convert/choose/gguf_image.h"
 #include "convert/json_text.h"
 #include "convert/repack.h"
@@ -405,17 +406,53 @@ void tell_schemes(const Conversion& conversion, const ConvertOptions& source,
   tell(std::move(message), "activations", scales, findings);
 }
 
+static bool is_of_diffusers(const Conversion& conversion, const ConvertOptions& source) {
+  const Catalog& catalog = *conversion.plan.catalog;
+  return !string_member(source.folder.config, "_class_name").empty() ||
+         recognised_image_model(catalog) != nullptr || has_unfused_names(catalog);
+}
+
+void tell_readers(const Conversion& conversion, const ConvertOptions& source,
+                  std::vector<Finding>& findings) {
+  bool is_compressible = true;  // both styles store all encodings
+  std::size_t count = 0;
+  for (const PlannedTarget& target : conversion.plan.targets) {
+    if (!target.quantization) continue;
+    const WrittenEncoding& written = written_encoding(*target.quantization);
+    is_compressible = is_compressible && !written.compressed_names.empty();
+    count += written.unified_names.empty() && !conversion.one_file ? 0 : 1;
+  }
+  if (count == 0 || is_of_diffusers(conversion, source) ||
+      conversion.format != FileFormat::safetensors)
+    return;
+  if (conversion.one_file) {
+    findings.push_back(
+        {.severity = Severity::info,
+         .code = "convert.readers",
+         .message = "loadstone reads the codes of a single file, but other libraries need the "
+                    "quantization_config in the config.json of a folder",
+         .suggestion = "for other libraries, choose a folder as the target"});
+  } else if (!source.quantize.style) {
+    findings.push_back(
+        {.severity = Severity::info,
+         .code = "convert.readers",
+         .message = fmt::format("transformers does not read the codes of the style {}",
+                                name(QuantizeStyle::unified)),
+         .suggestion = is_compressible
+                           ? fmt::format("for transformers, choose the style {}",
+                                         name(QuantizeStyle::compressed_tensors))
+                           : "open the folder with loadstone.transformers.from_pretrained()"});
+  }
+}
+
 void tell_unread_file(const Conversion& conversion, const ConvertOptions& source,
                       std::vector<Finding>& findings) {
-  const Catalog& catalog = *conversion.plan.catalog;
-  const bool is_of_diffusers = !string_member(source.folder.config, "_class_name").empty() ||
-                               recognised_image_model(catalog) != nullptr ||
-                               has_unfused_names(catalog);
   std::vector<std::string> names;
   for (const PlannedTarget& target : conversion.plan.targets) {
     if (target.quantization) names.push_back(target.name);
   }
-  if (names.empty() || !is_of_diffusers || !conversion.one_file || !conversion.has_codes) return;
+  const bool is_codes = conversion.one_file && conversion.has_codes && !names.empty();
+  if (!is_codes || !is_of_diffusers(conversion, source)) return;
   findings.push_back(
       {.severity = Severity::warning,
        .code = "convert.unread",

@@ -15,6 +15,10 @@ namespace loadstone {
 // configs.
 void tell_schemes(const Conversion& conversion, const ConvertOptions& source,
                   std::vector<Finding>& findings);
+// Reports ("convert.readers") that other libraries read the codes only from a folder with a config,
+// or in a style that the caller did not choose.
+void tell_readers(const Conversion& conversion, const ConvertOptions& source,
+                  std::vector<Finding>& findings);
 // Warns ("convert.unread") of codes in a single file of a model of diffusers, which only loadstone
 // reads: diffusers takes the codes of a single file for values.
 void tell_unread_file(const Conversion& conversion, const ConvertOptions& source,

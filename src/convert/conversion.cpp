@@ -349,6 +349,7 @@ static void tell_configs(Conversion& conversion, const ConvertOptions& options, 
                       options.format != FileFormat::safetensors || quantizes_any(conversion.plan);
   if (is_new) {
     tell_schemes(conversion, options, findings);
+    tell_readers(conversion, options, findings);
     tell_unread_file(conversion, options, findings);
   } else if (names_are_given(options)) {
     tell_old_names(conversion, findings);
@@ -409,6 +410,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   Recipes& recipes = plan_options.recipes;
   const bool quantizes = !options.quantize.formats.empty();
   if (quantizes) choices = choose_formats(*catalog, options, conversion, recipes, findings);
+  if (repacks(options)) report_repacked(options, conversion.repacked, recipes, findings);
   if (container.holds_blocks()) keep_codes(*catalog, options, choices, is_decoded, recipes);
   plan_options.quantize = std::move(choices.quantize);
   if (options.recipes.targets.empty()) {

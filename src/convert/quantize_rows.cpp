@@ -206,6 +206,23 @@ void tell_requantized(Conversion& conversion, const std::vector<Fidelity>& fidel
   }
 }
 
+// Returns advice for tensors that a conversion decodes because it quantizes others. If loadstone
+// writes their encoding in the output's style, its encoder finds the scales of the codes again.
+std::string advice_on_decoded(const Conversion& conversion, const std::string& encoding) {
+  const auto style = conversion.options.find("style");
+  const bool is_compressed =
+      style != conversion.options.end() && style->second == name(QuantizeStyle::compressed_tensors);
+  const WrittenEncoding* const written = find_written_encoding(encoding);
+  const NamingStyle naming = conversion.format == FileFormat::gguf ? NamingStyle::gguf
+                             : is_compressed                       ? NamingStyle::compressed
+                                                                   : NamingStyle::unified;
+  if (written == nullptr || written->names(naming).empty()) {
+    return "choose an encoding for them too: one conversion cannot quantize other tensors and "
+           "keep these codes";
+  }
+  return fmt::format("to keep their values, choose {} for them too", encoding);
+}
+
 // Reports quantized tensors whose values the output stores, once per pair of encodings.
 void tell_decoded(Conversion& conversion, Decoded decoded,
                   const std::vector<Fidelity>& fidelities) {
@@ -221,7 +238,7 @@ void tell_decoded(Conversion& conversion, Decoded decoded,
              fmt::format("the {} decodes {} from {} to {}", is_merge ? "merge" : "conversion",
                          counted(found.tensors.count, "tensor"), before, after),
          .suggestion = is_merge ? "to quantize the output, pass an encoding (--quantize, quantize=)"
-                                : "choose an encoding for them too",
+                                : advice_on_decoded(conversion, before),
          .found = after,
          .expected = before});
   }

@@ -1,5 +1,7 @@
 #include "loadstone/tensor_reader.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <string>
@@ -13,6 +15,7 @@
 #include "boxes/decodings.h"
 #include "catalog/open_shards.h"
 #include "engine/value_reader.h"
+#include "kernels/cast.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 
@@ -103,8 +106,41 @@ std::vector<std::byte> TensorReader::read() {
   });
 }
 
+// Returns true for a tensor of integers or booleans that are not codes.
+static bool is_integer(const Catalog& catalog, std::string_view name) {
+  const auto index = catalog.find(name);
+  if (!index || catalog.quantized().find(*index) != nullptr) return false;
+  const Encoding encoding = catalog.tensors()[*index].encoding;
+  if (!encoding.is_dtype()) return false;
+  const DtypeKind found = kind(encoding.dtype());
+  return found == DtypeKind::integer || found == DtypeKind::boolean;
+}
+
+// Returns the integers or booleans of a tensor as floats.
+static std::vector<float> read_integers(TensorReader reader, std::string_view name) {
+  constexpr std::int64_t largest = 1 << 24;  // floats represent all integers up to this one
+  const std::vector<std::byte> bytes = reader.read();
+  std::vector<std::int64_t> wide(reader.elements());
+  cast_between(reader.dtype(), Dtype::i64)
+      .run(bytes.data(), reinterpret_cast<std::byte*>(wide.data()), wide.size());
+  const std::int64_t least = dtype_info(reader.dtype()).is_signed ? -largest : 0;
+  const auto fits = [&](std::int64_t value) { return value >= least && value <= largest; };
+  if (!std::ranges::all_of(wide, fits)) {
+    throw Error("plan.dtype",
+                "read_numbers() returns floats, which do not represent all values of this tensor: "
+                "TensorReader reads integers in their own dtype",
+                {.tensor = std::string(name),
+                 .found = std::string(loadstone::name(reader.dtype())),
+                 .expected = fmt::format("integers up to {}", largest)});
+  }
+  return {wide.begin(), wide.end()};
+}
+
 std::vector<float> read_numbers(std::shared_ptr<const Catalog> catalog, std::string_view name) {
   return only_errors([&] {
+    if (catalog != nullptr && is_integer(*catalog, name)) {
+      return read_integers(TensorReader(std::move(catalog), name), name);
+    }
     TensorReader reader(std::move(catalog), name, Dtype::f32);
     std::vector<float> numbers(reader.elements());
     reader.read(0, numbers.size(), std::as_writable_bytes(std::span(numbers)));

@@ -12,6 +12,7 @@
 #include "loadstone/execute.h"
 #include "page/assets.h"
 #include "page/page_data.h"
+#include "plan/catalog_of.h"
 #include "plan/fold.h"
 #include "plan/verdict.h"
 
@@ -198,7 +199,7 @@ std::string page_of(const Plan& plan, const PageOptions& options) {
       "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n"
       "<title>{}</title>\n<style>\n{}</style></head><body>\n<h1>{}</h1>\n",
       escaped(title), page_style, escaped(title));
-  const std::vector<Shard>& shards = plan.catalog->shards();
+  const std::vector<Shard>& shards = catalog_of(plan).shards();
   page += fmt::format("<p class=\"soft\">{}, {}</p>\n", escaped(plan.catalog->shown_path()),
                       counted(shards.size(), "shard"));
   add_verdict(page, plan, options);

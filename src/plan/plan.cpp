@@ -9,6 +9,7 @@
 #include "codec/encode.h"
 #include "kernels/quantize.h"
 #include "loadstone/error.h"
+#include "plan/catalog_of.h"
 #include "plan/origins.h"
 
 namespace loadstone {
@@ -43,6 +44,18 @@ std::uint64_t PlannedTarget::byte_count() const {
   });
 }
 
-void require_ok(const Plan& plan) { require_no_errors(plan.findings); }
+const Catalog& catalog_of(const Plan& plan) {
+  if (plan.catalog != nullptr) return *plan.catalog;
+  throw Error("usage",
+              "the plan has no catalog: make it with make_plan(), make_conversion() or "
+              "plan_from_json()");
+}
+
+void require_ok(const Plan& plan) {
+  only_errors([&] {
+    static_cast<void>(catalog_of(plan));
+    require_no_errors(plan.findings);
+  });
+}
 
 }  // namespace loadstone

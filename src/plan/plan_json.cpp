@@ -11,6 +11,7 @@
 #include "boxes/decodings.h"
 #include "boxes/merges.h"
 #include "loadstone/error.h"
+#include "plan/catalog_of.h"
 #include "plan/merge_json.h"
 #include "plan/tie_checks.h"
 #include "plan/values.h"
@@ -193,7 +194,7 @@ static std::string plan_json(const Plan& plan) {
   json.begin_object();
   json.member("version", plan_json_version);
   std::vector<SavedCheckpoint> checkpoints;
-  for (const auto& each : plan.catalog->checkpoints()) {
+  for (const auto& each : catalog_of(plan).checkpoints()) {
     checkpoints.push_back(saved_checkpoint(*each));
   }
   if (checkpoints.empty()) checkpoints.push_back(saved_checkpoint(*plan.catalog));

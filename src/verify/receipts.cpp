@@ -350,6 +350,10 @@ class ReceiptCheck {
 VerifyReport verify_receipt(const Receipt& receipt, const std::string& output,
                             const std::vector<std::string>& sources, const VerifyOptions& options) {
   return only_errors([&] {
+    if (output.empty() && sources.empty()) {
+      throw Error("usage",
+                  "a receipt is compared with files: pass its output, its sources, or both");
+    }
     ReceiptCheck check(receipt, options);
     if (!output.empty()) check.add_files(receipt.outputs, output, 0, true);
     for (std::uint32_t i = 0; i < sources.size(); ++i) {

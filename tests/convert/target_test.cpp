@@ -20,6 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
@@ -48,6 +49,40 @@ TEST_F(Target, TheSourceIsNeverWritten) {
   EXPECT_TRUE(read_file(source) == bytes);
   // A different file next to a single source file is allowed.
   EXPECT_EQ(code(folder / "in/other.safetensors"), "");
+}
+
+// The library's functions accept any name, but not that of a file of the other format.
+TEST_F(Target, ItsNameHasTheFormatOfTheConversion) {
+  const auto catalog = open_checkpoint(
+      folder.write("plain.safetensors",
+                   safetensors_bytes({{"a.weight", "F32", {2, 2}, std::string(16, '\0')}})));
+  const auto refused = [&](const ConvertOptions& options, const std::string& name) {
+    const Conversion conversion = make_conversion(catalog, options);
+    const std::string target = folder / name;
+    const std::string text = error_of([&] { convert(conversion, target); }).value().what();
+    EXPECT_EQ(error_of([&] { check_target(conversion, target); }).value().what(), text);
+    EXPECT_FALSE(fs::exists(target));
+    return text;
+  };
+  const ConvertOptions gguf = {.format = FileFormat::gguf,
+                               .metadata = {{"general.architecture", {.value = "llama"}}}};
+  EXPECT_THAT(refused({}, "out.gguf"), HasSubstr("expected NAME.safetensors, or "));
+  EXPECT_THAT(refused(gguf, "out.safetensors"), HasSubstr("expected NAME.gguf, or "));
+  EXPECT_THAT(refused({.one_file = false}, "out.safetensors"), HasSubstr("one_file"));
+  EXPECT_EQ(code_of([&] { convert(make_conversion(catalog, gguf), folder / "out.gguf"); }), "");
+  EXPECT_EQ(code_of([&] { convert(make_conversion(catalog, {}), folder / "no suffix"); }), "");
+}
+
+TEST(EmptyConversion, IsRejected) {
+  const Conversion none;
+  const auto code = [](const auto& work) { return code_of([&] { (void)work(); }); };
+  EXPECT_EQ(code([&] { return convert(none, "out"); }), "usage");
+  EXPECT_EQ(code([&] { return check_target(none, "out"); }), "usage");
+  EXPECT_EQ(code([&] { return convert_in_memory(none, 0, {}); }), "usage");
+  EXPECT_EQ(code([&] { return compare_with_conversion(none, Catalog({}, {}, {}, {}, {})); }),
+            "usage");
+  EXPECT_EQ(code([&] { return to_json(none); }), "");
+  EXPECT_EQ(code([&] { return to_table(none, true); }), "");
 }
 
 TEST_F(Target, AFolderOfShardsStaysAsItIs) {

@@ -12,9 +12,11 @@
 #include <stdexcept>
 #include <thread>
 
+#include "loadstone/audit.h"
 #include "loadstone/device.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
+#include "loadstone/page.h"
 #include "support/plan_builder.h"
 
 namespace loadstone::testing {
@@ -38,6 +40,25 @@ void expect_threads(std::size_t count) {
 }
 
 // ---- rejected before a data byte is read
+
+TEST(ExecuteFailureTest, APlanWithoutACatalog) {
+  const Plan none;
+  const auto code = [](const auto& work) { return error_of([&] { (void)work(); }).code(); };
+  EXPECT_EQ(code([&] { return execute(none, {}); }), "usage");
+  EXPECT_EQ(code([&] { return FileViews(none); }), "usage");
+  EXPECT_EQ(code([&] {
+              require_ok(none);
+              return 0;
+            }),
+            "usage");
+  EXPECT_EQ(code([&] { return to_json(none); }), "usage");
+  EXPECT_EQ(code([&] { return to_html(none); }), "usage");
+  // These functions do not need the catalog of a plan without targets.
+  EXPECT_TRUE(HostMemory(none).destinations().empty());
+  EXPECT_TRUE(audit(none, {}).ok());
+  EXPECT_TRUE(machine_findings(none, 0).empty());
+  EXPECT_FALSE(to_table(none).empty());
+}
 
 TEST(ExecuteFailureTest, ErrorsInThePlanStopItBeforeAnyRead) {
   PlanBuilder builder;

@@ -51,6 +51,27 @@ TEST_F(TensorReaderTest, NumbersWhateverTheFileHolds) {
   EXPECT_THAT(std::vector(numbers.begin(), numbers.begin() + 4), ElementsAre(0.5F, 1.0F, 1, 2));
 }
 
+TEST_F(TensorReaderTest, IntegersThatFloatsRepresent) {
+  const std::int64_t most = 1 << 24;
+  const auto catalog = open_checkpoint(folder_.write(
+      "integers.safetensors",
+      safetensors_bytes({{"bool", "BOOL", {2}, std::string("\x00\x01", 2)},
+                         {"i64", "I64", {2}, raw_all<std::int64_t>({-most, most})},
+                         {"i64 large", "I64", {1}, raw_all<std::int64_t>({most + 1})},
+                         {"i8", "I8", {1}, std::string("\xff")},
+                         {"u64 large", "U64", {1}, raw_all<std::uint64_t>({UINT64_MAX})},
+                         {"u8", "U8", {1}, std::string("\xff")}})));
+  EXPECT_THAT(read_numbers(catalog, "bool"), ElementsAre(0, 1));
+  EXPECT_THAT(read_numbers(catalog, "i64"), ElementsAre(-16777216, 16777216));
+  EXPECT_THAT(read_numbers(catalog, "i8"), ElementsAre(-1));
+  EXPECT_THAT(read_numbers(catalog, "u8"), ElementsAre(255));
+  for (const char* name : {"i64 large", "u64 large"}) {
+    const Error error = error_of([&] { (void)read_numbers(catalog, name); }).value();
+    EXPECT_EQ(error.code(), "plan.dtype");
+    EXPECT_THAT(error.what(), HasSubstr("TensorReader reads integers"));
+  }
+}
+
 TEST_F(TensorReaderTest, AnyRangeInAnyDtype) {
   TensorReader reader(catalog_, "layers.0.weight", Dtype::f64);
   double two[2] = {};

@@ -227,6 +227,103 @@ def test_a_conversion_warns_of_experts_in_several_encodings(
     assert ("1" in exclude) == bool(unread(report))
 
 
+@pytest.mark.parametrize(
+    ("mlp", "others"),
+    [
+        ("mxfp8", "fp8-channel"),
+        ("nvfp4", "fp8"),
+        ("fp8-channel", "fp8-block"),
+        ("mxfp4", "nvfp4"),
+        ("fp8", "int8-channel"),
+        ("fp8-channel", "fp8"),
+    ],
+)
+def test_a_conversion_warns_of_dense_layers_in_several_encodings(
+    mlp: str, others: str, outputs: Outputs, tmp_path: Path
+) -> None:
+    """transformers dequantizes all dense layers by one scheme."""
+    pytest.importorskip("compressed_tensors")
+    cell = Cell("fp8", "compressed-tensors", Source("llama"))
+    out = tmp_path / "out"
+    options: Any = {"quantize": {"mlp": mlp, "": others}, "style": cell.style}
+    report = loadstone.convert(outputs.source(cell.source), out, **options)
+    outcome = foreign.outcome(cell, Output(out, numbers_in(out)))
+    assert (outcome == "right") == (not unread(report))
+    assert all(f"({', '.join(sorted([mlp, others]))})" in each for each in unread(report))
+    words = [f"--quantize=mlp={mlp}", f"--quantize={others}", "--style=compressed-tensors"]
+    said = run("convert", outputs.source(cell.source), tmp_path / "again", *words).stderr
+    assert ("[convert.unread]" in said) == bool(unread(report))
+
+
+@pytest.mark.parametrize("encoding", ["fp8", "fp8-channel", "fp8-block", "int8-channel", "mxfp4"])
+def test_a_repack_warns_of_what_transformers_does_not_read(
+    encoding: str, outputs: Outputs, tmp_path: Path
+) -> None:
+    """The codes of another style have the same readers as codes that are made in this style."""
+    source = Source("qwen3_moe", "fused")
+    served = outputs.of(Cell(encoding, "modelopt", source)).folder
+    is_read = foreign.documented(Cell(encoding, "compressed-tensors", source)) == "right"
+    report = loadstone.convert(served, tmp_path / "out", style="compressed-tensors")
+    assert is_read == (not unread(report))
+    words = [served, tmp_path / "by command", "--style", "compressed-tensors"]
+    assert is_read == ("[convert.unread]" not in run("convert", *words).stderr)
+
+
+GPT_OSS: Any = {
+    "vocab_size": 64,
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+    "layer_types": ["full_attention"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "is_read"),
+    [
+        ({"quantize": "nvfp4"}, True),
+        ({"quantize": "fp8", "style": "compressed-tensors", "exclude": "experts"}, True),
+        ({"quantize": "nf4"}, True),
+        ({"quantize": "nvfp4", "experts": "separate"}, False),
+        ({"quantize": "nvfp4", "experts": "separate", "exclude": "experts"}, False),
+        ({"quantize": "fp8", "style": "compressed-tensors", "experts": "separate"}, False),
+        ({"quantize": "nf4", "experts": "separate"}, False),
+    ],
+)
+def test_a_conversion_warns_of_single_experts_of_gpt_oss(
+    options: Any, is_read: bool, tmp_path: Path
+) -> None:
+    """Nothing joins them again, in any style. The advised outputs open."""
+    pytest.importorskip("compressed_tensors")
+    config = transformers.AutoConfig.for_model("gpt_oss", **GPT_OSS)
+    source = transformers.AutoModelForCausalLM.from_config(config, dtype=BF16)
+    with torch.no_grad():
+        for parameter in source.parameters():
+            parameter.normal_(0, 0.05)
+    source.save_pretrained(tmp_path / "source")
+    report = loadstone.convert(tmp_path / "source", tmp_path / "out", **options)
+    assert is_read == (not unread(report))
+    quantized = "exclude" not in options and not is_read
+    assert any("nor loadstone joins" in each for each in unread(report)) >= quantized
+
+    def holds(model: Any) -> bool:
+        name = "model.layers.0.mlp.experts.down_proj"
+        found, expected = (each.get_parameter(name).float() for each in (model, source))
+        return bool((found - expected).norm() < 0.2 * expected.norm())
+
+    assert holds(load_directly(tmp_path / "out")) == is_read
+    if options.get("style") or options["quantize"] == "nf4":
+        assert holds(foreign.load_alone(tmp_path / "out")[0]) == is_read
+
+
 # ---- rejected
 
 

@@ -2,7 +2,6 @@
 #include "convert/choose/choose.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -20,9 +19,10 @@
 #include "codec/encode.h"
 #include "convert/choose/chooser.h"
 #include "convert/choose/quantize_config.h"
-#include "convert/choose/quantize_rules.h"
+#include "convert/choose/readers.h"
 #include "convert/experts.h"
 #include "convert/json_text.h"
+#include "convert/repack.h"
 
 namespace loadstone {
 
@@ -138,33 +138,6 @@ bool names_components(NamingStyle style, const TargetRecipe& recipe) {
   return style != NamingStyle::bnb && (style != NamingStyle::compressed || is_stack);
 }
 
-// The encodings of one layer of experts. Not thread-safe.
-class MixedExperts {
- public:
-  void add(ExpertRole role, const std::string& kind) { roles_[role].insert(kind); }
-
-  [[nodiscard]] std::set<std::string> kinds() const {
-    std::set<std::string> all;
-    for (const auto& [role, kinds] : roles_) all.insert(kinds.begin(), kinds.end());
-    return all;
-  }
-
-  // Returns true if transformers cannot join the layer's experts. transformers joins each role
-  // separately, but can decode only FP8 without knowing the encodings of the other roles.
-  [[nodiscard]] bool is_mixed() const {
-    const auto is_apart = [](const std::string& kind) {
-      const WrittenEncoding* const written = find_written_encoding(kind);
-      return written == nullptr || (written->bits == 8 && written->code_type == "float");
-    };
-    const std::set<std::string> all = kinds();
-    if (all.size() > 1 && !std::ranges::all_of(all, is_apart)) return true;
-    return std::ranges::any_of(roles_, [](const auto& each) { return each.second.size() > 1; });
-  }
-
- private:
-  std::map<ExpertRole, std::set<std::string>> roles_;
-};
-
 // Not thread-safe.
 class Choosing {
  public:
@@ -173,10 +146,9 @@ class Choosing {
       : chooser_(chooser),
         choices_(choices),
         findings_(findings),
+        readers_(options, chooser, findings),
         style_(options.quantize.style.value_or(QuantizeStyle::unified)),
-        has_conv1d_(loadstone::has_conv1d(options.folder.config)),
-        is_of_diffusers_(!options.one_file &&
-                         !string_member(options.folder.config, "_class_name").empty()) {}
+        has_conv1d_(loadstone::has_conv1d(options.folder.config)) {}
 
   void run(Recipes& recipes) {
     const std::vector<std::string> all = names_of(recipes);
@@ -189,22 +161,10 @@ class Choosing {
       }
     }
     report_misfits();
-    report_unread();
-    report_lost(recipes);
-    report_mixed(recipes);
-    report_stacks();
+    readers_.report(names_of(recipes));
   }
 
  private:
-  void warn_unread(std::vector<std::string> names, std::string message,
-                   std::string_view suggestion) {
-    findings_.push_back({.severity = Severity::warning,
-                         .code = "convert.unread",
-                         .sources = std::move(names),
-                         .message = std::move(message),
-                         .suggestion = std::string(suggestion)});
-  }
-
   void report_misfits() {
     for (const auto& [key, tensors] : misfits_) {
       const auto& [folded, shape, encoding, message] = key;
@@ -216,76 +176,6 @@ class Choosing {
                                   tensors.text(), shape, encoding, message),
            .suggestion = "choose another encoding for it, or exclude it (--exclude)"});
     }
-  }
-
-  void report_stacks() {
-    if (stacks_.empty()) return;
-    const bool has_known_layout = std::ranges::any_of(
-        stacks_, [](const std::string& name) { return name.ends_with(fused_gate_up); });
-    findings_.push_back(
-        {.severity = Severity::error,
-         .code = "plan.options",
-         .target = stacks_.front(),
-         .message =
-             fmt::format("the style {} has no layout for tensors of several matrices ({}): {}",
-                         name(style_), counted(stacks_.size(), "tensor"), name_list(stacks_)),
-         .suggestion = fmt::format(
-             "{}choose the style {}, or exclude the tensors (--exclude)",
-             has_known_layout ? "first separate the experts (convert --experts separate), " : "",
-             name(QuantizeStyle::unified))});
-  }
-
-  void report_unread() {
-    for (auto& [reason, unread] : unread_) {
-      auto& [advice, names] = unread;
-      std::string message =
-          fmt::format("libraries would not read the codes of {} as codes ({}): {}",
-                      counted(names.size(), "tensor"), reason, name_list(names));
-      warn_unread(std::move(names), std::move(message), advice);
-    }
-  }
-
-  // Warns of plain tensors that a library does not find next to quantized tensors.
-  void report_lost(const Recipes& recipes) {
-    if (!has_reader_) return;
-    std::map<const PlainRule*, std::vector<std::string>> lost;
-    for (const TargetRecipe& recipe : recipes.targets) {
-      if (choices_.quantize.contains(recipe.target)) continue;
-      const PlainRule* const rule = chooser_.first_rule(RuleUse::lost, recipe.target);
-      if (rule != nullptr) lost[rule].push_back(recipe.target);
-    }
-    for (auto& [rule, names] : lost) {
-      std::string message =
-          fmt::format("libraries would not read {} in a quantized checkpoint ({}): {}",
-                      counted(names.size(), "plain tensor"), rule->reason, name_list(names));
-      warn_unread(std::move(names), std::move(message), rule->advice);
-    }
-  }
-
-  // Warns of layers whose experts a library cannot join.
-  void report_mixed(const Recipes& recipes) {
-    std::map<std::string, MixedExperts, std::less<>> layers;
-    for (const TargetRecipe& recipe : recipes.targets) {
-      const auto expert = expert_name(recipe.target);
-      if (!expert) continue;
-      const auto found = choices_.quantize.find(recipe.target);
-      const bool is_plain = found == choices_.quantize.end();
-      layers[expert->prefix].add(expert->role, is_plain ? "plain" : found->second.encoding);
-    }
-    std::vector<std::string> names;
-    std::set<std::string> kinds;
-    for (auto& [name, experts] : layers) {
-      if (!experts.is_mixed()) continue;
-      names.push_back(name);
-      kinds.merge(experts.kinds());
-    }
-    if (names.empty()) return;
-    std::string message = fmt::format(
-        "{} would have experts in several encodings ({}), but libraries need one encoding for all "
-        "experts of a layer: {}",
-        counted(names.size(), "layer"), fmt::join(kinds, ", "), name_list(names));
-    warn_unread(std::move(names), std::move(message),
-                "give all experts of a layer the same encoding");
   }
 
   // Returns the reason to keep the tensor unchanged; nullopt if it gets an encoding.
@@ -320,11 +210,14 @@ class Choosing {
     if (problem) {
       recipe = before;
       add_misfit(recipe, quantization, problem->message);
+      if (format->misfit.empty()) {
+        format->misfit = fmt::format("'{}' {}: {}", printable(recipe.target), recipe.shape.text(),
+                                     problem->message);
+      }
       return "its shape does not fit the encoding";
     }
     ++format->made;
-    if (written != nullptr) look_at_reader(recipe, *written, unread);
-    if (unread) unread_[*unread].names.push_back(recipe.target);
+    if (written != nullptr) readers_.add(recipe.target, recipe.shape, *written, unread);
     quantization.group = chooser_.group_of(recipe.target);
     choices_.quantize.emplace(recipe.target, std::move(quantization));
     return std::nullopt;
@@ -337,48 +230,15 @@ class Choosing {
         .add(recipe.target);
   }
 
-  // Sets `unread` to the reason why readers of the style would misread the codes as values, if
-  // there is one.
-  void look_at_reader(const TargetRecipe& recipe, const WrittenEncoding& written,
-                      std::optional<std::string_view>& unread) {
-    if (is_of_diffusers_ && !written.is_bitsandbytes() && !unread) {
-      unread = "diffusers has no quantizer for them";
-      unread_[*unread].advice =
-          "choose nf4, fp4 or int8, or open the folder with loadstone.diffusers.from_pretrained()";
-    }
-    const NamingStyle naming = naming_style(written, style_);
-    if (naming == NamingStyle::unified) return;
-    has_reader_ = true;
-    if (naming == NamingStyle::compressed && recipe.shape.rank() > 2) {
-      stacks_.push_back(recipe.target);
-    }
-    if (unread) return;
-    const bool joins_codes = naming != NamingStyle::compressed || !written.decodes_experts;
-    const PlainRule* rule = chooser_.first_rule(RuleUse::split, recipe.target);
-    if (rule == nullptr && joins_codes) rule = chooser_.first_rule(RuleUse::joined, recipe.target);
-    if (rule == nullptr) return;
-    unread = rule->reason;
-    unread_[rule->reason].advice = rule->advice;
-  }
-
-  struct Unread {
-    std::string_view advice = PlainRule().advice;
-    std::vector<std::string> names;
-  };
-
   Chooser& chooser_;
   Choices& choices_;
   std::vector<Finding>& findings_;
+  Readers readers_;
   const QuantizeStyle style_;
   const bool has_conv1d_;
-  const bool is_of_diffusers_;
   std::set<std::string, std::less<>> names_;
-  std::vector<std::string> stacks_;  // stacks that the style has no layout for
-  bool has_reader_ = false;          // true if transformers reads the codes of the style
   // Tensors whose shape an encoding cannot take, by name, shape, encoding and reason.
   std::map<std::tuple<std::string, std::string, std::string, std::string>, Alike> misfits_;
-  // Quantized tensors whose codes libraries would not recognise, by the reason.
-  std::map<std::string_view, Unread> unread_;
 };
 
 }  // namespace
@@ -415,6 +275,21 @@ std::string folded_name(std::string_view name, std::vector<std::uint64_t>* numbe
     folded += name[i];
   }
   return folded;
+}
+
+void report_repacked(const ConvertOptions& options, const std::vector<RepackedTensor>& repacked,
+                     const Recipes& recipes, std::vector<Finding>& findings) {
+  std::vector<std::string> names = names_of(recipes);
+  const std::set<std::string_view> components = repacked_targets(repacked);
+  std::erase_if(names, [&](const std::string& each) { return components.contains(each); });
+  const Chooser chooser(options.quantize, options.folder.config);
+  Readers readers(options, chooser, findings);
+  for (const RepackedTensor& tensor : repacked) {
+    names.push_back(tensor.name);
+    readers.add(tensor.name, tensor.shape, written_encoding(tensor.quantization),
+                chooser.other_layer(tensor.name));
+  }
+  readers.report(names);
 }
 
 Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max, Recipes& recipes,

@@ -33,6 +33,10 @@ struct Choices {
 [[nodiscard]] Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max,
                                        Recipes& recipes, std::vector<Finding>& findings);
 
+// Reports tensors that libraries would misread in the style to which codes are re-packed.
+void report_repacked(const ConvertOptions& options, const std::vector<RepackedTensor>& repacked,
+                     const Recipes& recipes, std::vector<Finding>& findings);
+
 // Returns the targets' names, in their order.
 [[nodiscard]] std::vector<std::string> names_of(const Recipes& recipes);
 

@@ -172,8 +172,13 @@ void Chooser::report_format(const Format& format, bool finds_name,
         fmt::format("the pattern '{}' (quantize) matches no tensor that would be quantized to {}",
                     pattern, encoding);
   }
-  if (finds_name && include_.empty()) {
-    finding.suggestion = "to quantize more tensors than loadstone chooses, pass --include";
+  if (!format.misfit.empty()) {
+    finding.message += "; the first chosen tensor is " + format.misfit;
+    finding.suggestion = "choose an encoding that supports these shapes";
+  } else if (finds_name && include_.empty()) {
+    finding.suggestion = exclude_.empty()
+                             ? "to quantize more tensors than loadstone chooses, pass --include"
+                             : "exclude fewer tensors";
   }
   findings.push_back(std::move(finding));
 }

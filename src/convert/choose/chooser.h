@@ -31,6 +31,7 @@ class Chooser {
     const Quantization* quantization;
     std::size_t tensors = 0;  // number of tensors that match the pattern
     std::size_t made = 0;     // number of tensors that get the format
+    std::string misfit{};     // the first tensor whose shape the encoding does not support, and why
   };
 
   // Throws Error "plan.options" for an invalid regular expression.

@@ -11,6 +11,11 @@ constexpr std::string_view single_expert = R"(\.experts\.\d+\.)";
 constexpr std::string_view is_joined =
     "single experts, which transformers joins without their scales";
 constexpr std::string_view sequential_types = "llama4|llama4_text";
+constexpr std::string_view is_scattered =
+    "single experts, which neither transformers nor loadstone joins to the stacks of this model";
+constexpr std::string_view keep_stacks =
+    "keep the stacks of the original checkpoint (--experts keep) and the style modelopt, or "
+    "exclude the stacks (--exclude)";
 
 // For each use, the first matching rule gives the reason that loadstone reports.
 constexpr PlainRule layer_rules[] = {
@@ -87,10 +92,18 @@ constexpr PlainRule layer_rules[] = {
     {RuleUse::split, "", "layers that transformers joins or renames, but not in the config",
      "minimax_m3_vl", true, "do not quantize this model"},
     {RuleUse::split, single_expert, is_joined, "ernie4_5_vl_moe|hy_v4|qwen3_vl_moe"},
+    {RuleUse::split, single_expert, is_scattered, "gpt_oss", true, keep_stacks},
+
+    {RuleUse::scattered, single_expert, is_scattered, "gpt_oss", true, keep_stacks},
+    {RuleUse::scattered, single_expert, is_scattered, sequential_types, true,
+     "keep the stacks (--experts keep), or choose the style compressed-tensors"},
 
     {RuleUse::lost, R"(\.experts\.(gate_up|down)_proj$)",
      "stacks of experts, which transformers replaces with single experts of random values",
      sequential_types, true, "separate the experts (--experts separate)"},
+    {RuleUse::lost, single_expert,
+     "single experts, which transformers replaces with stacks of random values",
+     "gpt_oss|qwen3_vl_moe", true, keep_stacks},
 };
 
 }  // namespace

@@ -22,6 +22,8 @@ enum class RuleUse : std::uint8_t {
   joined,
   // transformers takes the layer's codes for values in every style that it reads.
   split,
+  // Neither transformers nor loadstone joins these single experts in the style modelopt.
+  scattered,
   lost,  // transformers does not find the plain tensor if other tensors of the folder are quantized
 };
 

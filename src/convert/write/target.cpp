@@ -25,6 +25,7 @@
 #include "convert/write/work_folder.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
+#include "plan/catalog_of.h"
 #include "storage/disk_space.h"
 #include "storage/new_file.h"
 #include "storage/remote_path.h"
@@ -316,8 +317,25 @@ TargetPlace place_of(const Conversion& conversion, const std::string& target,
   return place;
 }
 
+// Rejects the name of a file if the conversion writes a folder or the other format.
+static void check_name(const Conversion& conversion, const std::string& target) {
+  const auto format = format_of_target(target);
+  if (!format) return;
+  const bool is_file = conversion.one_file || conversion.is_split;
+  if (is_file && *format == conversion.format) return;
+  const std::string_view written = name(conversion.format);
+  throw Error("convert.target",
+              fmt::format("the target has the name of a {} file, but the conversion writes {}",
+                          name(*format), is_file ? fmt::format("a {} file", written) : "a folder"),
+              {.path = target,
+               .expected = is_file ? fmt::format("NAME.{}, or ConvertOptions::format {}", written,
+                                                 name(*format))
+                                   : "a folder, or ConvertOptions::one_file"});
+}
+
 TargetPlace look_at_target(const Conversion& conversion, const std::string& target,
                            WritableStorage& storage) {
+  check_name(conversion, target);
   TargetPlace place = place_of(conversion, target, storage);
   if (conversion.is_split) return look_at_split(storage, conversion, std::move(place));
   check_sources(storage, conversion, place);
@@ -480,7 +498,7 @@ std::vector<Finding> check_target_in(WritableStorage& storage, const Conversion&
 std::vector<Finding> check_target(const Conversion& conversion, const std::string& target,
                                   const ConvertRun& run) {
   return only_errors([&] {
-    WritableStorage& storage = conversion.plan.catalog->storage().writable();
+    WritableStorage& storage = catalog_of(conversion.plan).storage().writable();
     return check_target_in(storage, conversion, target, run);
   });
 }
