@@ -402,7 +402,7 @@ static void tell_replaced(const Conversion& conversion, const std::string& diffe
   std::string message =
       fmt::format("the conversion replaces {} of an earlier output", counted(names.size(), "file"));
   if (!difference.empty()) {
-    message += ", which was made with " + difference;
+    message += ", " + difference;
   } else if (is_resumed) {
     message += ", because no record shows that this conversion finished it and it is unchanged";
   }
@@ -452,7 +452,17 @@ std::vector<Finding> check_target(const Conversion& conversion, const std::strin
                                   const ConvertRun& run) {
   return only_errors([&] {
     WritableStorage& storage = conversion.plan.catalog->storage().writable();
-    return check_target_in(storage, conversion, target, run);
+    std::vector<Finding> findings = check_target_in(storage, conversion, target, run);
+    const bool is_done = std::ranges::any_of(findings, [](const Finding& each) {
+      return each.code == complete_code || each.severity == Severity::error;
+    });
+    if (is_done) return findings;
+    const TargetPlace place = look_at_target(conversion, target, storage);
+    if (auto resumed = resumed_work(conversion, place, run, storage)) {
+      findings.push_back(*std::move(resumed));
+      sort_findings(findings);
+    }
+    return findings;
   });
 }
 
