@@ -42,16 +42,15 @@ std::vector<Row> limits_of(const BenchFigures& figures) {
   const std::string disk_note = figures.disk.seconds.empty()
                                     ? figures.no_disk
                                     : fmt::format("{} reads at once", figures.disk_readers);
-  std::vector<Row> rows = {
-      {"new_memory", "new memory", figures.new_memory, {}},
-      {"memory_copy", "copy from memory to memory", figures.memory_copy, {}},
-      {"page_cache", "page cache to existing memory", figures.page_cache, {}},
-      {"page_cache_to_new_memory",
-       "page cache to new memory",
-       figures.page_cache_to_new_memory,
-       {}},
-      {"disk", "disk, bypassing the page cache", figures.disk, disk_note},
-      {"write", "write to a new file", figures.write, figures.no_write}};
+  std::vector<Row> rows = {{"new_memory", "new memory", figures.new_memory, {}},
+                           {"memory_copy", "copy from memory to memory", figures.memory_copy, {}},
+                           {"page_cache", "page cache to existing memory", figures.page_cache, {}},
+                           {"page_cache_to_new_memory",
+                            "page cache to new memory",
+                            figures.page_cache_to_new_memory,
+                            {}},
+                           {"disk", "disk, bypassing the page cache", figures.disk, disk_note},
+                           {"write", "write to a new file", figures.write, figures.no_write}};
   for (const auto& [encoding, series] : figures.encode) {
     rows.push_back({"encode_" + encoding, "encode BF16 to " + encoding, series, {}});
   }

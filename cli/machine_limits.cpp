@@ -277,7 +277,8 @@ double seconds_to_encode(const std::string& encoding, unsigned threads) {
     const auto scratch = std::make_shared<std::vector<std::byte>>(form.scratch_bytes);
     const auto parts = std::make_shared<std::vector<std::vector<std::byte>>>();
     for (const QuantizedPart& part : form.parts) parts->emplace_back(part.byte_count());
-    return [&, scratch, parts](std::size_t) { encode_matrix(form, values.data(), *parts, *scratch); };
+    return
+        [&, scratch, parts](std::size_t) { encode_matrix(form, values.data(), *parts, *scratch); };
   };
   return seconds_of(std::size_t{threads} * encoded_per_thread, threads, worker);
 }

@@ -23,10 +23,9 @@ Storage& reading_storage(const RemoteArgs& args) {
     if (!args.ca_file.empty()) options.ca_file = args.ca_file;
     if (!args.proxy.empty()) options.proxy = args.proxy;
     options.on_retry = [](const RemoteRetry& retry) {
-      static_cast<void>(append_to_log(
-          fmt::format("retry: '{}' failed ({}); the next attempt begins in {} s",
-                      printable(retry.path, 400), printable(retry.reason),
-                      std::chrono::duration<double>(retry.wait).count())));
+      static_cast<void>(append_to_log(fmt::format(
+          "retry: '{}' failed ({}); the next attempt begins in {} s", printable(retry.path, 400),
+          printable(retry.reason), std::chrono::duration<double>(retry.wait).count())));
     };
     options.is_stopped = &InterruptibleWork::interrupted;
     return make_remote_storage(std::move(options));

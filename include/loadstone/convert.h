@@ -114,18 +114,17 @@ struct ModelFolder {
 [[nodiscard]] LOADSTONE_API ModelFolder read_model_folder(const std::string& path,
                                                           bool with_code = false);
 
-// Lists the folder of a checkpoint that was opened as `path`, a folder or an index, through the catalog's storage; a
-// remote folder at the catalog's revision. A web server cannot list a folder, so loadstone requests
-// each file name that it knows. It knows no names of Python files, so `with_code` is then Error
-// "convert.extra".
+// Lists the folder of a checkpoint that was opened as `path`, a folder or an index, through the
+// catalog's storage; a remote folder at the catalog's revision. A web server cannot list a folder,
+// so loadstone requests each file name that it knows. It knows no names of Python files, so
+// `with_code` is then Error "convert.extra".
 [[nodiscard]] LOADSTONE_API ModelFolder read_model_folder(const Catalog& catalog,
                                                           const std::string& path,
                                                           bool with_code = false);
 
 // Lists the parts of the local folder `source`, or of an index's folder, that a one-file output
-// omits: `left` gets the folders
-// that modules.json or model_index.json name, and `others` the adapters. All other fields are
-// empty.
+// omits: `left` gets the folders that modules.json or model_index.json name, and `others` the
+// adapters. All other fields are empty.
 [[nodiscard]] LOADSTONE_API ModelFolder folders_left_out(const std::string& source);
 
 struct ConvertOptions {
@@ -262,7 +261,7 @@ struct Conversion {
   bool has_codes = false;
   bool has_tie = false;
   Budget budget;
-  std::uint64_t digest_bytes = 0;   // memory for bytes that wait to be hashed, see docs/receipt.md
+  std::uint64_t digest_bytes = 0;  // memory for bytes that wait to be hashed, see docs/receipt.md
   // Includes the second read of tensors that are measured before they are encoded or merged.
   // Transposed tensors may be read more often.
   std::uint64_t bytes_to_read = 0;

@@ -156,7 +156,7 @@ std::optional<Problem> check_merge(const Merge& merge, std::uint64_t elements,
 std::uint64_t measuring_passes(const Merge& merge) noexcept {
   const auto columns = std::ranges::count_if(merge.terms, has_column_magnitudes);
   // A threshold needs two passes: for the upper and for the lower bits of magnitudes.
-  const unsigned whole = merge.op == MergeOp::slerp                ? 1
+  const unsigned whole = merge.op == MergeOp::slerp           ? 1
                          : merge.pruning == Pruning::smallest ? 2
                                                               : 0;
   return whole + static_cast<std::uint64_t>(columns);

@@ -118,10 +118,10 @@ class Limits {
   struct Group {
     std::uint64_t value_bytes = 0;
     std::uint64_t held_bytes = 0;
-    std::uint64_t step_bytes = 0;    // of the largest step of a layout
-    bool has_large_windows = false;  // windows are as large as memory allows
-    bool is_measured = false;        // measured before it is encoded
-    std::uint64_t pass_bytes = 0;    // of the sources, for one pass over all values
+    std::uint64_t step_bytes = 0;        // of the largest step of a layout
+    bool has_large_windows = false;      // windows are as large as memory allows
+    bool is_measured = false;            // measured before it is encoded
+    std::uint64_t pass_bytes = 0;        // of the sources, for one pass over all values
     std::uint64_t statistics_bytes = 0;  // of the sources, for the statistics of merges
   };
   // A byte range of a shard, with the totals that it belongs to.

@@ -62,8 +62,8 @@ std::string Duration::text() const {
   if (!seconds) return "unknown: " + reason;
   const std::string time =
       *seconds < 1 ? "less than 1 s" : fmt::format("about {}", time_text(*seconds));
-  return fmt::format("{}{} ({})", time,
-                     excluded.empty() ? "" : ", plus the time " + excluded, reason);
+  return fmt::format("{}{} ({})", time, excluded.empty() ? "" : ", plus the time " + excluded,
+                     reason);
 }
 
 Duration duration_of(const Plan& plan, const Work& work, const std::string& rates_file) {
@@ -83,12 +83,11 @@ Duration duration_of(const Plan& plan, const Work& work, const std::string& rate
     if (rates.find_encoding(encoding) == nullptr) unmeasured.push_back(encoding);
   }
   if (read == nullptr || lacks_write) {
-    return {.reason = fmt::format("run 'loadstone bench CHECKPOINT{}{}'",
-                                  lacks_write ? " --write FOLDER" : "",
-                                  encode_options(unmeasured))};
+    return {.reason =
+                fmt::format("run 'loadstone bench CHECKPOINT{}{}'",
+                            lacks_write ? " --write FOLDER" : "", encode_options(unmeasured))};
   }
-  double seconds =
-      seconds_for(work.bytes_to_read, read) + seconds_for(work.bytes_to_write, write);
+  double seconds = seconds_for(work.bytes_to_read, read) + seconds_for(work.bytes_to_write, write);
   std::string measured = rate_text(*read);
   if (writes) measured += ", " + rate_text(*write);
   for (const auto& [encoding, bytes] : encoded) {

@@ -119,10 +119,7 @@ Rate rate_of_today(const std::string& path, bool is_write, bool is_disk,
 }
 
 Rate encoding_rate_of_today(const std::string& encoding, std::uint64_t bytes_per_second) {
-  return {.mount = {},
-          .date = today(),
-          .bytes_per_second = bytes_per_second,
-          .encoding = encoding};
+  return {.mount = {}, .date = today(), .bytes_per_second = bytes_per_second, .encoding = encoding};
 }
 
 void save_rates(const std::vector<Rate>& rates, const std::string& file) {

@@ -57,7 +57,7 @@ std::vector<std::string> lost_files(const TargetPlace& place, const WorkState& r
 
 std::string lost_text(const std::vector<std::string>& lost) {
   return fmt::format(
-      "in which {} {} missing or changed (the run writes all shards again, because loadstone keeps "
+      "in which {} {} missing or changed (the run writes all files again, because loadstone keeps "
       "no digests of single shards after a conversion is finished)",
       name_list(lost), lost.size() == 1 ? "is" : "are");
 }

@@ -38,12 +38,14 @@ bool is_own_file(const Catalog* catalog, std::string_view name) {
   return false;
 }
 
-// An index stands for its folder.
-bool is_index(std::string_view path) noexcept {
+// Returns true for an index, which opens the model of its folder.
+bool opens_folder(std::string_view path) noexcept {
   return is_index_name(file_name(path)) || is_torch_index_name(file_name(path));
 }
 
-std::string folder_of(const std::string& path) { return is_index(path) ? parent_path(path) : path; }
+std::string folder_of(const std::string& path) {
+  return opens_folder(path) ? parent_path(path) : path;
+}
 
 std::string path_in(const std::string& root, const std::string& name) {
   return root + (root.ends_with('/') ? "" : "/") + name;
@@ -327,7 +329,7 @@ ModelFolder read_model_folder(const Catalog& catalog, const std::string& path, b
     if (!is_remote(path)) {
       return model_folder_at(catalog.storage(), folder_of(path), with_code, &catalog);
     }
-    const bool is_folder = is_index(path) || path == catalog.root() ||
+    const bool is_folder = opens_folder(path) || path == catalog.root() ||
                            catalog.storage().kind(path) == EntryKind::folder;
     if (!is_folder) return ModelFolder();
     return remote_folder_at(catalog, with_code);

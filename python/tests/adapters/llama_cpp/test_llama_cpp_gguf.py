@@ -91,7 +91,7 @@ def test_options_may_precede_the_source(
     words = ["--log", str(log), str(model), str(target), "--converter", str(CONVERTER)]
     assert command.main(["convert", *words]) == 0
     assert f"wrote     {target}" in log.read_text()
-    # The converter needs SOURCE and TARGET next to each other, and metadata of its own.
+    # The converter needs SOURCE and TARGET next to each other, and makes its own metadata.
     apart = [str(model), "--log", str(log), str(target), "--converter", str(CONVERTER)]
     for more in (apart, [*words, "--metadata", "keys.json"]):
         assert command.main(["convert", *more]) == 2
