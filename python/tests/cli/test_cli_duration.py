@@ -130,8 +130,10 @@ def test_a_dry_run_estimates_its_duration(run, model, cache, rates, tmp_path):
         cache.write_text(json.dumps(rates | {"rates": [rates["rates"][0], write]}))
         found = duration(run, *words)
         assert found["seconds"] is None
-        command = "loadstone bench CHECKPOINT --write FOLDER --quantize q8_0"
+        command = "loadstone bench CHECKPOINT --write FOLDER"
         assert found["text"] == f"unknown: run '{command}'"
+        found = duration(run, *words, "--quantize", "q8_0", "--include", "a")
+        assert found["text"] == f"unknown: run '{command} --quantize q8_0'"
         assert duration(run, "plan", model)["seconds"] == 40.0
     cache.write_text(json.dumps(rates | {"rates": []}))
     assert "bench CHECKPOINT --write FOLDER'" in duration(run, *words)["text"]
