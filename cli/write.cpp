@@ -267,7 +267,7 @@ int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const Conver
   if (!json) {
     print_warnings(conversion.plan.findings);
     for (const Finding& each : conversion.plan.findings) {
-      if (each.code == "convert.resumed") print_hint(each.message);
+      if (options.one_file && each.code == "convert.resumed") print_hint(each.message);
     }
   }
   const InterruptibleWork work;
