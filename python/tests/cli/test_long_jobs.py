@@ -6,6 +6,7 @@ import contextlib
 import json
 import resource
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from command import COMMAND, output, run
 from remote_fixtures import no_environment
-from remote_server import Fault, Server
+from remote_server import Fault, Seen, Server
 from safetensors.torch import save_file
 
 import loadstone
@@ -250,6 +251,39 @@ def test_missing_shards_come_first_and_all_are_named(model: Path, tmp_path: Path
     assert all(f"'{name}'" in text for name in names)
     differences = document("verify", out, "--receipt", status=1)["differences"]
     assert [each["name"] for each in differences[:30]] == names
+
+
+@pytest.mark.parametrize("form", ["values", "copy", "receipt"])
+def test_verify_reads_a_remote_file_with_more_connections_than_cores(
+    tmp_path: Path, form: str
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tensors = {f"w{i}": torch.randn(100, 100) for i in range(40)}
+    save_file(tensors, folder / "model.safetensors")
+    output("convert", folder, tmp_path / "copy", "--receipt", "xxh3-128")
+    running, most = 0, 0
+    changed = threading.Condition()
+
+    def late(_: Seen) -> None:
+        nonlocal running, most
+        with changed:
+            running += 1
+            most = max(most, running)
+            changed.notify_all()
+            changed.wait_for(lambda: most > 8, timeout=1)
+            running -= 1
+
+    with contextlib.closing(Server()) as server:
+        server.add_folder(tmp_path / "copy")
+        server.route = late
+        words: dict[str, list[object]] = {
+            "values": [],
+            "copy": [folder],
+            "receipt": ["--receipt-file", tmp_path / "copy" / "receipt.json"],
+        }
+        output("verify", server.url("/model.safetensors"), *words[form])
+    assert most > 8  # the limit for local files
 
 
 # ---- names of transformers in a GGUF mix
