@@ -260,11 +260,14 @@ static void encode_matrix(const QuantizedLayout& form, const std::byte* values,
 double seconds_to_encode(const std::string& encoding, unsigned threads) {
   Quantization quantization;
   quantization.encoding = encoding;
-  quantization.importance = std::make_shared<const std::vector<float>>(encoded_columns, 1.0F);
   QuantizedLayout form;
   const Shape shape = {encoded_rows, encoded_columns};
   if (const auto problem = prepare_quantization(quantization, shape, Dtype::bf16, form)) {
-    throw Error("usage", "--quantize: " + problem->message);
+    // Some encodings need an importance matrix, and others reject it.
+    quantization.importance = std::make_shared<const std::vector<float>>(encoded_columns, 1.0F);
+    if (prepare_quantization(quantization, shape, Dtype::bf16, form)) {
+      throw Error("usage", "--quantize: " + problem->message);
+    }
   }
   std::mt19937_64 random;
   std::normal_distribution<float> normal;

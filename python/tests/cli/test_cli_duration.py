@@ -146,12 +146,15 @@ def test_a_dry_run_estimates_the_time_to_encode(run, model, cache, rates, tmp_pa
     words += ["--quantize", "q8_0", "--include", "a"]
     cache.write_text(json.dumps(rates))
     before = duration(run, *words)["seconds"]
-    document = json.loads(
-        run("bench", model, "--seconds", 0, "--quantize", "q8_0", "--json", status=0).stdout
-    )
+    bench = ["bench", model, "--seconds", 0, "--json"]
+    for encoding in ("nf4", "fp8", "iq2_xxs", "q8_0"):  # iq2_xxs needs an importance matrix
+        bench += ["--quantize", encoding]
+    document = json.loads(run(*bench, status=0).stdout)
     saved = json.loads(cache.read_text())
+    assert saved["rates"][:2] == rates["rates"]
+    names = [each["encoding"] for each in saved["rates"][2:]]
+    assert names == ["fp8", "iq2_xxs", "nf4", "q8_0"]
     rate = saved["rates"][-1]
-    assert rate["encoding"] == "q8_0" and saved["rates"][:2] == rates["rates"]
     assert rate["bytes_per_second"] == int(document["limits"]["encode_q8_0"]["bytes_per_second"])
     saved["rates"][-1] = rate | {"bytes_per_second": 20_000, "date": "2026-11-30"}
     cache.write_text(json.dumps(saved))
