@@ -51,6 +51,7 @@ struct BenchArgs {
   double seconds = 30;
   std::string sample = "1GiB";
   std::string write_folder;
+  std::vector<std::string> encodings;
 };
 
 void rest() {
@@ -211,7 +212,8 @@ class Bench {
       : plan_(plan),
         readers_(args.plan.options.threads),
         sample_(plan, sample_bytes_max(args)),
-        write_folder_(args.write_folder) {
+        write_folder_(args.write_folder),
+        encodings_(args.encodings) {
     if (sample_.target_count() == 0) {
       throw Error("usage",
                   "the plan reads no tensor into memory, or none that fits in --sample: there is "
@@ -262,6 +264,10 @@ class Bench {
     if (!write_folder_.empty()) {
       add(figures_.write, kept_bytes_min,
           [&] { return seconds_to_write(write_folder_, kept_bytes_min); });
+    }
+    for (const std::string& each : encodings_) {
+      add(figures_.encode[each], bytes_to_encode(figures_.cores),
+          [&] { return seconds_to_encode(each, figures_.cores); });
     }
     if (is_load_first) add_load(figures_.load_from_page_cache);
     add(figures_.page_cache_to_new_memory, figures_.sample_bytes,
@@ -316,6 +322,7 @@ class Bench {
   const unsigned readers_;
   const Sample sample_;
   const std::string write_folder_;
+  const std::vector<std::string> encodings_;
   std::vector<Extent> extents_;
   BenchFigures figures_;
 };
@@ -359,6 +366,8 @@ void add_bench(Program& program, Chosen& chosen) {
                          default_text(args->sample));
   command.add_option("--write", args->write_folder, "FOLDER",
                      "Also measure writing, of 256 MiB to a file in FOLDER that is removed");
+  command.add_option("--quantize", args->encodings, "E",
+                     "Also measure encoding of values to E, such as nf4. Repeatable");
   add_open_options(command, args->plan.open);
   add_json_flag(command, chosen.json);
   command.set_action([args, &chosen] { return bench(*args, chosen.json); });

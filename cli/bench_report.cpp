@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 
 #include "base/json_writer.h"
 #include "base/named.h"
@@ -33,25 +32,29 @@ double share_of_limit(double rate, double limit) {
 }
 
 struct Row {
-  std::string_view name;   // in JSON
-  std::string_view title;  // for people
+  std::string name;   // in JSON
+  std::string title;  // for people
   const Series& series;
   std::string note;  // text behind the rates or, for an empty series, the reason
 };
 
-std::array<Row, 6> limits_of(const BenchFigures& figures) {
+std::vector<Row> limits_of(const BenchFigures& figures) {
   const std::string disk_note = figures.disk.seconds.empty()
                                     ? figures.no_disk
                                     : fmt::format("{} reads at once", figures.disk_readers);
-  return {{{"new_memory", "new memory", figures.new_memory, {}},
-           {"memory_copy", "copy from memory to memory", figures.memory_copy, {}},
-           {"page_cache", "page cache to existing memory", figures.page_cache, {}},
-           {"page_cache_to_new_memory",
-            "page cache to new memory",
-            figures.page_cache_to_new_memory,
-            {}},
-           {"disk", "disk, bypassing the page cache", figures.disk, disk_note},
-           {"write", "write to a new file", figures.write, figures.no_write}}};
+  std::vector<Row> rows = {{"new_memory", "new memory", figures.new_memory, {}},
+                           {"memory_copy", "copy from memory to memory", figures.memory_copy, {}},
+                           {"page_cache", "page cache to existing memory", figures.page_cache, {}},
+                           {"page_cache_to_new_memory",
+                            "page cache to new memory",
+                            figures.page_cache_to_new_memory,
+                            {}},
+                           {"disk", "disk, bypassing the page cache", figures.disk, disk_note},
+                           {"write", "write to a new file", figures.write, figures.no_write}};
+  for (const auto& [encoding, series] : figures.encode) {
+    rows.push_back({"encode_" + encoding, "encode BF16 to " + encoding, series, {}});
+  }
+  return rows;
 }
 
 std::string row_text(std::string_view title, const Series& series, const std::string& last) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -46,6 +47,7 @@ struct BenchFigures {
   Series page_cache_to_new_memory;
   Series disk;
   Series write;
+  std::map<std::string, Series> encode;  // by encoding, in bytes of BF16
   LoadSeries load_from_page_cache;
   LoadSeries load_from_disk;
   std::string no_disk;       // reason why `disk` is empty

@@ -52,6 +52,10 @@ std::string save_rates(const BenchFigures& figures, const std::string& read_path
   const bool is_enough = figures.sample_bytes >= kept_bytes_min;
   if (is_enough) add(read_path, load.series, false, is_disk);
   if (!figures.write.seconds.empty()) add(write_folder, figures.write, true, true);
+  for (const auto& [encoding, series] : figures.encode) {
+    const auto median = static_cast<std::uint64_t>(series.median());
+    rates.push_back(encoding_rate_of_today(encoding, median));
+  }
   try {
     WritableStorage& storage = local_storage().writable();
     static_cast<void>(storage.try_make_folder(cache));
@@ -87,7 +91,7 @@ std::string with_duration(const Duration& duration, const std::string& json) {
   writer.key("duration");
   writer.begin_object();
   writer.member("seconds", duration.seconds);
-  writer.member("excludes_computing", duration.excludes_computing);
+  writer.member("excludes_computing", !duration.excluded.empty());
   writer.member("text", duration.text());
   writer.end_object();
   return joined(std::move(writer), json);

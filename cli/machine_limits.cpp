@@ -19,7 +19,11 @@
 
 #include "base/team.h"
 #include "cli/interrupt.h"
+#include "codec/encode.h"
+#include "engine/limits.h"
 #include "engine/pages.h"
+#include "kernels/cast.h"
+#include "kernels/quantize.h"
 #include "loadstone/error.h"
 #include "loadstone/storage.h"
 #include "storage/descriptor.h"
@@ -33,6 +37,12 @@ namespace {
 constexpr std::uint64_t piece_bytes = 4 << 20;
 // Alignment that every device and file system accepts for direct reads.
 constexpr std::uint64_t sector_bytes = 4096;
+
+// Matrices that each thread encodes, and their size.
+constexpr std::uint64_t encoded_per_thread = 4;
+constexpr std::uint64_t encoded_rows = 256;
+constexpr std::uint64_t encoded_columns = 4096;
+constexpr std::uint64_t encoded_piece_bytes = 1 << 20;
 
 // A part of an extent, with its offset in memory.
 struct Piece {
@@ -220,6 +230,60 @@ double seconds_to_write(const std::string& folder, std::uint64_t bytes) {
   }
   file->sync();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+std::uint64_t bytes_to_encode(unsigned threads) noexcept {
+  return std::uint64_t{threads} * encoded_per_thread * encoded_rows * encoded_columns *
+         element_bytes(Dtype::bf16);
+}
+
+// Encodes a matrix as the engine does, with all steps from the first window to the last.
+static void encode_matrix(const QuantizedLayout& form, const std::byte* values,
+                          std::vector<std::vector<std::byte>>& parts,
+                          std::vector<std::byte>& scratch) {
+  std::vector<float> amax(form.needs_amax ? form.stack : 0, 0.0F);
+  if (form.needs_amax) static_cast<void>(measure_window(form, 0, form.elements, values, amax));
+  const std::uint64_t step = elements_in(form, encoded_piece_bytes);
+  std::vector<PartRange> ranges(parts.size());
+  std::vector<std::byte*> places(parts.size());
+  for (std::uint64_t begin = 0; begin < form.elements; begin += step) {
+    const std::uint64_t end = std::min(form.elements, begin + step);
+    part_ranges(form, begin, end, ranges);
+    for (std::size_t i = 0; i < parts.size(); ++i) places[i] = parts[i].data() + ranges[i].begin;
+    const std::byte* const from = values + begin * element_bytes(form.dtype);
+    static_cast<void>(quantize_window(form, begin, end, from, places, amax, scratch.data()));
+  }
+  for (std::size_t i = 0; i < parts.size(); ++i) places[i] = parts[i].data();
+  finish_quantized(form, places, amax, scratch.data());
+}
+
+double seconds_to_encode(const std::string& encoding, unsigned threads) {
+  Quantization quantization;
+  quantization.encoding = encoding;
+  QuantizedLayout form;
+  const Shape shape = {encoded_rows, encoded_columns};
+  if (const auto problem = prepare_quantization(quantization, shape, Dtype::bf16, form)) {
+    // Some encodings need an importance matrix, and others reject it.
+    quantization.importance = std::make_shared<const std::vector<float>>(encoded_columns, 1.0F);
+    if (prepare_quantization(quantization, shape, Dtype::bf16, form)) {
+      throw Error("usage", "--quantize: " + problem->message);
+    }
+  }
+  std::mt19937_64 random;
+  std::normal_distribution<float> normal;
+  std::vector<float> floats(form.elements);
+  std::ranges::generate(floats, [&] { return normal(random); });
+  std::vector<std::byte> values(form.elements * element_bytes(Dtype::bf16));
+  cast_between(Dtype::f32, Dtype::bf16)
+      .run(reinterpret_cast<const std::byte*>(floats.data()), values.data(), form.elements);
+  const auto worker = [&]() -> std::function<void(std::size_t)> {
+    const auto scratch = std::make_shared<std::vector<std::byte>>(form.scratch_bytes);
+    const auto parts = std::make_shared<std::vector<std::vector<std::byte>>>();
+    for (const QuantizedPart& part : form.parts) parts->emplace_back(part.byte_count());
+    return
+        [&, scratch, parts](std::size_t) { encode_matrix(form, values.data(), *parts, *scratch); };
+  };
+  return seconds_of(std::size_t{threads} * encoded_per_thread, threads, worker);
 }
 
 bool drop_from_page_cache(const std::vector<Extent>& extents) {

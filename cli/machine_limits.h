@@ -39,6 +39,11 @@ enum class ReadInto { memory_at_hand, new_memory };
 // removes the file.
 [[nodiscard]] double seconds_to_write(const std::string& folder, std::uint64_t bytes);
 
+// Bytes that seconds_to_encode() encodes.
+[[nodiscard]] std::uint64_t bytes_to_encode(unsigned threads) noexcept;
+// Encodes BF16 values in memory. Throws Error "usage" if loadstone cannot write the encoding.
+[[nodiscard]] double seconds_to_encode(const std::string& encoding, unsigned threads);
+
 // Drops these bytes from the page cache, except pages that a different process has mapped and pages
 // that are not written to disk yet. Returns true if at most 1 % of the bytes remain.
 [[nodiscard]] bool drop_from_page_cache(const std::vector<Extent>& extents);

@@ -12,6 +12,7 @@
 #include "cli/voice.h"
 #include "formats/document.h"
 #include "loadstone/error.h"
+#include "loadstone/machine.h"
 #include "plan/verdict.h"
 
 namespace loadstone::cli {
@@ -29,7 +30,8 @@ int show_plan(const PlanCommandArgs& args, bool json) {
   compare_with_machine(plan, args.plan);
   write_page(plan, args.plan);
   print_line(json ? with_duration(duration_of(plan), to_json(plan))
-                  : plan_text(plan, style_of(stdout)) + duration_line(duration_of(plan)));
+                  : plan_text(plan, style_of(stdout), available_memory_bytes()) +
+                        duration_line(duration_of(plan)));
   // The first finding is the most severe one, because findings are sorted by severity.
   if (!plan.ok()) return exit_status(plan.findings.front().code);
   return args.plan.open.strict && has_warnings(plan.findings) ? 3 : 0;

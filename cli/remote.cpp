@@ -1,9 +1,14 @@
 #include "cli/remote.h"
 
+#include <fmt/format.h>
+
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 
+#include "base/text.h"
 #include "cli/interrupt.h"
+#include "cli/log.h"
 #include "loadstone/remote.h"
 #include "storage/remote_environment.h"
 
@@ -17,6 +22,11 @@ Storage& reading_storage(const RemoteArgs& args) {
     });
     if (!args.ca_file.empty()) options.ca_file = args.ca_file;
     if (!args.proxy.empty()) options.proxy = args.proxy;
+    options.on_retry = [](const RemoteRetry& retry) {
+      static_cast<void>(append_to_log(fmt::format(
+          "retry: '{}' failed ({}); the next attempt begins in {} s", printable(retry.path, 400),
+          printable(retry.reason), std::chrono::duration<double>(retry.wait).count())));
+    };
     options.is_stopped = &InterruptibleWork::interrupted;
     return make_remote_storage(std::move(options));
   }();

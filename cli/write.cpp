@@ -267,7 +267,12 @@ int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const Conver
   if (const Finding* const first = obstacle(conversion.plan.findings, is_strict)) {
     return refuse(conversion.plan.findings, *first, "--dry-run", json);
   }
-  if (!json) print_warnings(conversion.plan.findings);
+  if (!json) {
+    print_warnings(conversion.plan.findings);
+    for (const Finding& each : conversion.plan.findings) {
+      if (options.one_file && each.code == "convert.resumed") print_hint(each.message);
+    }
+  }
   const InterruptibleWork work;
   WorkWatch watch;
   run.observer = &watch;

@@ -114,18 +114,18 @@ struct ModelFolder {
 [[nodiscard]] LOADSTONE_API ModelFolder read_model_folder(const std::string& path,
                                                           bool with_code = false);
 
-// Lists the folder of a checkpoint that was opened as `path`, through the catalog's storage; a
-// remote folder at the catalog's revision. A web server cannot list a folder, so loadstone requests
-// each file name that it knows. It knows no names of Python files, so `with_code` is then Error
-// "convert.extra".
+// Lists the folder of a checkpoint that was opened as `path`, a folder or an index, through the
+// catalog's storage; a remote folder at the catalog's revision. A web server cannot list a folder,
+// so loadstone requests each file name that it knows. It knows no names of Python files, so
+// `with_code` is then Error "convert.extra".
 [[nodiscard]] LOADSTONE_API ModelFolder read_model_folder(const Catalog& catalog,
                                                           const std::string& path,
                                                           bool with_code = false);
 
-// Lists the parts of the local folder `path` that a one-file output omits: `left` gets the folders
-// that modules.json or model_index.json name, and `others` the adapters. All other fields are
-// empty.
-[[nodiscard]] LOADSTONE_API ModelFolder folders_left_out(const std::string& path);
+// Lists the parts of the local folder `source`, or of an index's folder, that a one-file output
+// omits: `left` gets the folders that modules.json or model_index.json name, and `others` the
+// adapters. All other fields are empty.
+[[nodiscard]] LOADSTONE_API ModelFolder folders_left_out(const std::string& source);
 
 struct ConvertOptions {
   // ---- These change the result.
@@ -261,8 +261,10 @@ struct Conversion {
   bool has_codes = false;
   bool has_tie = false;
   Budget budget;
-  std::uint64_t digest_bytes = 0;   // memory for bytes that wait to be hashed, see docs/receipt.md
-  std::uint64_t bytes_to_read = 0;  // counts each byte once; transposed tensors may be read again
+  std::uint64_t digest_bytes = 0;  // memory for bytes that wait to be hashed, see docs/receipt.md
+  // Includes the second read of tensors that are measured before they are encoded or merged.
+  // Transposed tensors may be read more often.
+  std::uint64_t bytes_to_read = 0;
   std::uint64_t bytes_to_write = 0;
   // Peak memory, in addition to the process's memory before the catalog is opened.
   std::uint64_t peak_bytes = 0;
@@ -350,7 +352,8 @@ struct ConvertReport {
 // and a dry run may call it too. Returns the finding "io.no_space", an error, if the disk is too
 // full, "convert.target", an error, if the target has files that no earlier conversion into it
 // wrote, and warnings about files of another model that stay in the target's folder. The report of
-// convert() repeats the warnings.
+// convert() repeats the warnings. For a resumed run, also returns the finding "convert.resumed", or
+// throws Error "convert.state" if the work of the earlier run belongs to a different conversion.
 LOADSTONE_API std::vector<Finding> check_target(const Conversion& conversion,
                                                 const std::string& target,
                                                 const ConvertRun& run = {});

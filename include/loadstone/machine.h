@@ -10,7 +10,8 @@
 namespace loadstone {
 
 // Returns the memory that this process can still use: the kernel's available memory, or less if a
-// control group limits the process. Returns nullopt if the system does not report it.
+// control group or `ulimit -v` limits the process. Returns nullopt if the system does not report
+// it.
 [[nodiscard]] LOADSTONE_API std::optional<std::uint64_t> available_memory_bytes();
 
 // Returns the part of the available memory that a computed device map may fill with tensors. The

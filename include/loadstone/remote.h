@@ -2,6 +2,7 @@
 // (hf://org/name@revision/file) and of an object store (s3://bucket/key).
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -17,6 +18,13 @@ namespace loadstone {
 [[nodiscard]] LOADSTONE_API bool is_remote(std::string_view path) noexcept;
 // Returns false if loadstone was built without libcurl; remote paths then throw Error "io.remote".
 [[nodiscard]] LOADSTONE_API bool can_read_remote() noexcept;
+
+// A request that failed and is about to be repeated.
+struct RemoteRetry {
+  std::string path;    // the URL, without secrets
+  std::string reason;  // such as "status 503"
+  std::chrono::milliseconds wait;
+};
 
 // Options for remote files. loadstone reads no environment variables; the caller may set options
 // from them.
@@ -42,6 +50,8 @@ struct RemoteOptions {
   // Each thread that waits for a remote machine calls this several times a second. If it returns
   // true or throws, the request ends with Error "cancelled" within a second. Must be thread-safe.
   std::function<bool()> is_stopped = {};
+  // Called before each repeated request. Must be thread-safe, and must not throw.
+  std::function<void(const RemoteRetry&)> on_retry = {};
 };
 
 // Returns a storage that reads URLs itself and all other paths through local_storage(), which also

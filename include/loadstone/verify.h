@@ -35,6 +35,7 @@ struct Difference {
   DifferenceKind kind = DifferenceKind::bytes;
   std::string found;     // in the second checkpoint
   std::string expected;  // in the first checkpoint
+  bool is_file = false;  // `name` is a file, not a tensor
 
   friend bool operator==(const Difference&, const Difference&) = default;
 };

@@ -298,7 +298,7 @@ static std::tuple<std::optional<double>, bool, std::string> duration(
     const SharedPlan& plan, const std::string& rates_file) {
   const Duration found = duration_of(
       *plan, {plan->bytes_to_read, plan->bytes_to_write, plan->offload_folder}, rates_file);
-  return {found.seconds, found.excludes_computing, found.text()};
+  return {found.seconds, !found.excluded.empty(), found.text()};
 }
 
 void bind_plan(nb::module_& module) {

@@ -87,6 +87,8 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "Tensors that are already quantized are quantized again. The message specifies "
      "whether values change.",
      "Convert the original checkpoint, if there is one."},
+    {"convert.resumed", "The message specifies which work of an earlier run --resume keeps.",
+     "No action is needed."},
     {"convert.state",
      "Files that an earlier run left next to the target belong to a different conversion.",
      "Run the conversion with the options and the source of the earlier run, or remove the file or "

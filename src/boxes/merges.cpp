@@ -153,9 +153,13 @@ std::optional<Problem> check_merge(const Merge& merge, std::uint64_t elements,
   return first;
 }
 
-bool is_measured(const Merge& merge) noexcept {
-  return merge.op == MergeOp::slerp || merge.pruning == Pruning::smallest ||
-         std::ranges::any_of(merge.terms, has_column_magnitudes);
+std::uint64_t measuring_passes(const Merge& merge) noexcept {
+  const auto columns = std::ranges::count_if(merge.terms, has_column_magnitudes);
+  // A threshold needs two passes: for the upper and for the lower bits of magnitudes.
+  const unsigned whole = merge.op == MergeOp::slerp           ? 1
+                         : merge.pruning == Pruning::smallest ? 2
+                                                              : 0;
+  return whole + static_cast<std::uint64_t>(columns);
 }
 
 bool needs_whole_rows(const Merge& merge) noexcept {

@@ -65,8 +65,8 @@ void for_each_box(const Boxes& recipe, const Visit& visit) {
                                                  const std::vector<TensorInfo>& sources,
                                                  std::span<const Decoding> decodings);
 
-// Returns true if whole values must be measured before any result can be computed.
-[[nodiscard]] bool is_measured(const Merge& merge) noexcept;
+// Returns how often a merge reads its operands to measure them, before it computes any result.
+[[nodiscard]] std::uint64_t measuring_passes(const Merge& merge) noexcept;
 
 // Returns true if the product's magnitudes belong to columns, whose norms must be measured.
 [[nodiscard]] inline bool has_column_magnitudes(const Term& term) noexcept {

@@ -257,8 +257,8 @@ class CheckpointReader {
     std::map<std::size_t, FileHeader> parts;  // guarded by mutex
     const auto open = [&](std::size_t i) {
       if (i + 1 == part.number) return;
-      FileHeader read = read_part(header, fmt::format("{}-{:0{}}-of-{:0{}}.gguf", part.stem, i + 1,
-                                                      part.digits, part.count, part.digits));
+      FileHeader read = read_part(fmt::format("{}-{:0{}}-of-{:0{}}.gguf", part.stem, i + 1,
+                                              part.digits, part.count, part.digits));
       const std::lock_guard lock(mutex);
       parts.emplace(i, std::move(read));
     };
@@ -267,13 +267,16 @@ class CheckpointReader {
     for (auto& [i, each] : parts) headers_.push_back(std::move(each));
   }
 
-  FileHeader read_part(const FileHeader& known, const std::string& file) {
+  FileHeader read_part(const std::string& file) {
     try {
       return read_file(file);
     } catch (const Error& error) {
       if (error.code() != "io.not_found") throw;
-      refuse_split(known, "a part of the split checkpoint is missing", "no file '" + file + "'",
-                   "all parts in one folder");
+      throw Error("gg.split", "this part of the split checkpoint is missing",
+                  {.path = join_path(root_, file),
+                   .field = "split.count",
+                   .found = no_files_text({file}),
+                   .expected = "all parts in one folder"});
     }
   }
 
@@ -342,6 +345,16 @@ class CheckpointReader {
 
   void check_part(const FileHeader& header, const GgufSplit& split, const GgufSplit& first,
                   std::set<std::uint64_t>& numbers) const {
+    const std::vector<std::string> missing = missing_parts(file_names());
+    if (!missing.empty() && split.count > headers_.size()) {
+      throw Error("gg.split",
+                  missing.size() == 1 ? "this part of the split checkpoint is missing"
+                                      : "parts of the split checkpoint are missing",
+                  {.path = join_path(root_, missing.front()),
+                   .field = "split.count",
+                   .found = no_files_text(missing),
+                   .expected = "all parts"});
+    }
     if (split.count != first.count || split.count != headers_.size()) {
       refuse_split(header, "the number of parts differs from the number in the metadata",
                    std::to_string(headers_.size()), std::to_string(split.count));

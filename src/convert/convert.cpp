@@ -293,7 +293,11 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   }
   std::optional<SourceWatch> watch;
   Output output(conversion, work, files, [&watch] { watch->check(); });
-  output.require_own_files(target);
+  if (!conversion.one_file) {
+    // An interrupted run may have linked files of the target into the work folder. The target may
+    // have been restored only now, so look at it again.
+    require_own_files(disk, conversion, look_at_target(conversion, target, disk), work.files());
+  }
   const auto left = [&] { return files_left(conversion, work, run, files, output, report); };
   FilesLeft wanted = {.files = std::vector<bool>(conversion.files.size(), false)};
   if (!run.finish) wanted = left();

@@ -340,7 +340,7 @@ void choose_sizes(Conversion& conversion, const ConvertOptions& options) {
   conversion.budget = limits.budget(run);
   const unsigned threads = conversion.budget.threads;
   conversion.digest_bytes = threads * digest_bytes;
-  conversion.bytes_to_read = limits.bytes_to_read();
+  conversion.bytes_to_read = limits.bytes_to_read(conversion.budget);
   conversion.peak_bytes = lists + threads * overhead_with(digest_bytes) + conversion.budget.bytes();
 }
 

@@ -82,48 +82,6 @@ std::uint64_t encoded_bytes_of(const QuantizedLayout& form, std::uint64_t elemen
   return bytes + (form.exact_first ? elements * sizeof(float) : 0);
 }
 
-// Counts the bytes that are read, each byte once even if several values need it. The count is exact
-// for ranges without holes, and for ranges that do not overlap. If a range overlaps the holes of
-// another range, both ranges count in full, up to the distance between their first and last byte.
-// Value type.
-class ReadCount {
- public:
-  // Call in the order of shard and begin.
-  void add(const CountedBytes& next) noexcept;
-  [[nodiscard]] std::uint64_t total() const noexcept;
-
- private:
-  [[nodiscard]] std::uint64_t new_bytes(const CountedBytes& next) const noexcept;
-
-  CountedBytes last_;
-  CountedBytes joint_;       // the current run of overlapping ranges
-  bool has_holes_ = false;   // true if the range in joint_ that ends last has holes
-  std::uint64_t total_ = 0;  // the ranges before joint_
-};
-
-void ReadCount::add(const CountedBytes& next) noexcept {
-  if (next.shard != joint_.shard || next.begin >= joint_.end) {
-    total_ = total();
-    joint_ = {.shard = next.shard, .begin = next.begin, .end = next.begin};
-    has_holes_ = false;
-  }
-  if (next != last_) joint_.bytes = saturating_add(joint_.bytes, new_bytes(next));
-  if (next.end > joint_.end) {
-    joint_.end = next.end;
-    has_holes_ = next.bytes < next.end - next.begin;
-  }
-  last_ = next;
-}
-
-std::uint64_t ReadCount::new_bytes(const CountedBytes& next) const noexcept {
-  if (has_holes_) return next.bytes;
-  return next.end <= joint_.end ? 0 : std::min(next.bytes, next.end - joint_.end);
-}
-
-std::uint64_t ReadCount::total() const noexcept {
-  return saturating_add(total_, std::min(joint_.bytes, joint_.end - joint_.begin));
-}
-
 }  // namespace
 
 std::uint64_t parts_bytes_max(const PreparedDecoder& form, std::uint64_t slot_bytes) noexcept {
@@ -177,6 +135,7 @@ Limits::Limits(const ValueSet& values, std::uint64_t pinned_bytes_max)
         value.quantization != nullptr &&
         !prepare_quantization(*value.quantization, *value.shape, value.dtype, form);
     const bool is_whole = value.making == Making::in_order;
+    const std::size_t first = stretches_.size();
     if (value.merge != nullptr) {
       add_merge(value);
     } else {
@@ -187,7 +146,7 @@ Limits::Limits(const ValueSet& values, std::uint64_t pinned_bytes_max)
     has_host_windows_ = has_host_windows_ || is_quantized || !value.goes_to_device();
     encodes_apart_ = encodes_apart_ || (is_quantized && !value.has_place);
     boxes_most_ = std::max<std::uint64_t>(boxes_most_, value.boxes.size());
-    add_windows(value, is_quantized ? &form : nullptr, shared);
+    add_windows(value, is_quantized ? &form : nullptr, bytes_since(first), shared);
     if (is_quantized &&
         kinds
             .emplace(value.quantization->encoding, value.dtype, form.exact_first,
@@ -201,7 +160,22 @@ Limits::Limits(const ValueSet& values, std::uint64_t pinned_bytes_max)
   count_reads();
 }
 
-void Limits::add_windows(const Value& value, const QuantizedLayout* form,
+std::uint64_t Limits::bytes_since(std::size_t first) const {
+  std::vector<CountedBytes> ranges;
+  for (std::size_t i = first; i < stretches_.size(); ++i) ranges.push_back(stretches_[i].at);
+  return counted_once(std::move(ranges));
+}
+
+std::uint64_t Limits::bytes_to_read(const Budget& budget) const noexcept {
+  std::uint64_t bytes = bytes_to_read_;
+  for (const Group& group : groups_) {
+    const bool is_again = group.is_measured && group.value_bytes > budget.window_bytes;
+    bytes = sum({bytes, group.statistics_bytes, is_again ? group.pass_bytes : 0});
+  }
+  return bytes;
+}
+
+void Limits::add_windows(const Value& value, const QuantizedLayout* form, std::uint64_t pass_bytes,
                          std::map<std::string_view, std::size_t>& shared) {
   std::size_t index = groups_.size();
   if (form != nullptr && shares_scale(*value.quantization, *form)) {
@@ -214,11 +188,17 @@ void Limits::add_windows(const Value& value, const QuantizedLayout* form,
   window_bytes_ = saturating_add(window_bytes_, bytes);
   if (value.goes_to_device()) device_bytes_ = saturating_add(device_bytes_, bytes);
   ++window_values_;
+  group.pass_bytes = saturating_add(group.pass_bytes, pass_bytes);
+  if (value.merge != nullptr) {
+    const std::uint64_t again = saturating_mul(measuring_passes(*value.merge), pass_bytes);
+    group.statistics_bytes = saturating_add(group.statistics_bytes, again);
+  }
   if (form == nullptr) {
     group.has_large_windows = is_transposed(value);
     return;
   }
   group.has_large_windows = true;
+  group.is_measured = group.is_measured || form->needs_amax;
   group.step_bytes = std::max(group.step_bytes, form->step_bytes());
   group.held_bytes = saturating_add(group.held_bytes, held_bytes_of(*form, value.has_place));
   window_least_ = std::max(window_least_, pages(form->step_bytes()));

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <compare>
 #include <cstdint>
 #include <map>
 #include <span>
@@ -13,6 +12,7 @@
 #include "base/ceil_div.h"
 #include "boxes/value.h"
 #include "codec/decode.h"
+#include "engine/read_count.h"
 #include "kernels/quantize.h"
 #include "loadstone/budget.h"
 #include "loadstone/defaults.h"
@@ -66,16 +66,6 @@ struct LimitOptions {
   std::uint64_t chunk_bytes = defaults::chunk_bytes;  // of one read
 };
 
-// Bytes of a shard that a value needs. Fewer than the range if the read skips holes.
-struct CountedBytes {
-  std::uint32_t shard = 0;
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-  std::uint64_t bytes = 0;
-
-  friend auto operator<=>(const CountedBytes&, const CountedBytes&) = default;
-};
-
 // Memory limits that follow from a set of values: the total bytes to move, and the largest value of
 // each kind. Immutable after construction. The values must outlive it.
 class Limits {
@@ -85,6 +75,9 @@ class Limits {
 
   // Returns the bytes of the sources, each counted once.
   [[nodiscard]] std::uint64_t bytes_to_read() const noexcept { return bytes_to_read_; }
+  // Returns the bytes that a run with this budget reads: it reads values again that it measures
+  // first. Excludes repeated reads of transposed values.
+  [[nodiscard]] std::uint64_t bytes_to_read(const Budget& budget) const noexcept;
   // Returns the minimum memory of one thread.
   [[nodiscard]] std::uint64_t thread_bytes_least() const;
   // Returns the bytes held for the largest values that `threads` process at once, plus one more
@@ -125,8 +118,11 @@ class Limits {
   struct Group {
     std::uint64_t value_bytes = 0;
     std::uint64_t held_bytes = 0;
-    std::uint64_t step_bytes = 0;    // of the largest step of a layout
-    bool has_large_windows = false;  // windows are as large as memory allows
+    std::uint64_t step_bytes = 0;        // of the largest step of a layout
+    bool has_large_windows = false;      // windows are as large as memory allows
+    bool is_measured = false;            // measured before it is encoded
+    std::uint64_t pass_bytes = 0;        // of the sources, for one pass over all values
+    std::uint64_t statistics_bytes = 0;  // of the sources, for the statistics of merges
   };
   // A byte range of a shard, with the totals that it belongs to.
   struct Stretch {
@@ -138,8 +134,10 @@ class Limits {
   void add_value(const Value& value, Staged& staged);
   void add_merge(const Value& value);
   [[nodiscard]] std::uint64_t add_box(const Value& value, const Box& box, Staged& staged);
-  void add_windows(const Value& value, const QuantizedLayout* form,
+  void add_windows(const Value& value, const QuantizedLayout* form, std::uint64_t pass_bytes,
                    std::map<std::string_view, std::size_t>& shared);
+  // Returns the bytes of the ranges in stretches_ from index `first` on, each counted once.
+  [[nodiscard]] std::uint64_t bytes_since(std::size_t first) const;
   void count_reads();
   [[nodiscard]] std::uint64_t encoded_bytes(std::uint64_t piece_bytes) const;
   [[nodiscard]] std::uint64_t windows_in_hand() const noexcept;

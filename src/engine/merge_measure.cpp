@@ -1,4 +1,5 @@
-// Measures whole values for merges that need their statistics. Each value is therefore read twice.
+// Measures whole values for merges that need their statistics. Each value is therefore read again
+// for each of measuring_passes().
 #include <algorithm>
 #include <cmath>
 #include <vector>

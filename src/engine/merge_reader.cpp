@@ -54,7 +54,7 @@ void MergeReader::open(const Value& value) {
                                        merge.terms.begin());
   provide(numbers_, memory_, sizes_.buffers * sizes_.piece + sizes_.left);
   if (sizes_.right > 0) provide(right_, memory_, sizes_.right);
-  if (is_measured(merge)) measure();
+  if (measuring_passes(merge) > 0) measure();
 }
 
 void MergeReader::open_operand(std::span<const Box> boxes, const Shape& shape, const char* field) {

@@ -12,9 +12,8 @@ namespace loadstone {
 
 struct Duration {
   std::optional<double> seconds;  // nullopt: unknown
-  // The work also computes, which `loadstone bench` does not measure.
-  bool excludes_computing = false;
-  std::string reason;  // the measurement, or the reason why the duration is unknown
+  std::string excluded = {};      // the part of the work that was not measured; empty: nothing
+  std::string reason;             // the measurement, or the reason why the duration is unknown
 
   // Returns a text such as "about 40 s (measured ...)" or "unknown: ...".
   [[nodiscard]] std::string text() const;

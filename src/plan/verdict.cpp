@@ -121,7 +121,7 @@ void add_placement(std::string& text, const Plan& plan) {
   text += '\n';
 }
 
-void add_figures(std::string& text, const Plan& plan) {
+void add_figures(std::string& text, const Plan& plan, std::optional<std::uint64_t> free_bytes) {
   text += "plan     " + counts_text(plan) + '\n';
   text += fmt::format("bytes    {} to read", human_bytes(plan.bytes_to_read));
   if (plan.bytes_to_write > 0) {
@@ -134,7 +134,9 @@ void add_figures(std::string& text, const Plan& plan) {
     text += fmt::format("{}{} on {}", separator, human_bytes(bytes), printable(device));
     separator = ", ";
   }
-  text += plan.peak_bytes.empty() ? "nothing\n" : "\n";
+  if (plan.peak_bytes.empty()) text += "nothing";
+  if (free_bytes) text += fmt::format("; {} are free on this machine", human_bytes(*free_bytes));
+  text += '\n';
   add_placement(text, plan);
 }
 
@@ -151,7 +153,11 @@ Verdict verdict_of(const Plan& plan, const std::string& loaded) {
     return {Severity::error, counted(errors, "error") + ": this plan cannot be executed",
             "Nothing was read. Fix the errors below, then plan again."};
   }
-  Verdict verdict = {Severity::info, "OK: every target has a known origin", "The load can begin."};
+  const bool can_begin =
+      std::ranges::count(plan.findings, "plan.device_absent", &Finding::code) == 0;
+  Verdict verdict = {Severity::info, "OK: every target has a known origin",
+                     can_begin ? "The load can begin."
+                               : "The load cannot begin on this machine, which lacks devices."};
   if (!loaded.empty()) {
     verdict.first = loaded;
     verdict.next = proved_text(plan);
@@ -201,10 +207,11 @@ std::string verdict_text(const Verdict& verdict, const TextStyle& style) {
   return text + '\n' + verdict.next + '\n';
 }
 
-std::string plan_text(const Plan& plan, const TextStyle& style) {
+std::string plan_text(const Plan& plan, const TextStyle& style,
+                      std::optional<std::uint64_t> free_bytes) {
   const std::string verdict = verdict_text(verdict_of(plan), style);
   std::string text = verdict + '\n';
-  add_figures(text, plan);
+  add_figures(text, plan, free_bytes);
   text += '\n';
   add_findings(text, plan.findings, style);
   const std::size_t rows = add_rows(text, plan);

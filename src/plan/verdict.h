@@ -2,6 +2,8 @@
 // for the terminal.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -28,8 +30,10 @@ struct Verdict {
 [[nodiscard]] std::vector<std::span<const Finding>> finding_groups(
     const std::vector<Finding>& findings);
 
-// Returns the verdict, the totals, the grouped findings and the targets as text.
-[[nodiscard]] std::string plan_text(const Plan& plan, const TextStyle& style);
+// Returns the verdict, the totals, the grouped findings and the targets as text. `free_bytes`: the
+// free memory to show next to the planned peak; nullopt: none.
+[[nodiscard]] std::string plan_text(const Plan& plan, const TextStyle& style,
+                                    std::optional<std::uint64_t> free_bytes = {});
 // Returns both lines of a verdict as text.
 [[nodiscard]] std::string verdict_text(const Verdict& verdict, const TextStyle& style);
 

@@ -1,5 +1,7 @@
 #include "loadstone/machine.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <charconv>
 #include <fstream>
@@ -85,6 +87,14 @@ std::optional<std::uint64_t> left_in_control_group() {
   return std::nullopt;
 }
 
+// Returns the address space that the process may still use; nullopt without a limit (ulimit -v).
+std::optional<std::uint64_t> left_of_address_space() {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::nullopt;
+  const std::uint64_t used = number_of("/proc/self/status", "VmSize:").value_or(0) * 1024;
+  return limit.rlim_cur - std::min<std::uint64_t>(limit.rlim_cur, used);
+}
+
 std::uint64_t kilobytes(std::string_view line, std::string_view key) {
   return line.starts_with(key) ? number_in(line.substr(key.size())).value_or(0) * 1024 : 0;
 }
@@ -92,11 +102,12 @@ std::uint64_t kilobytes(std::string_view line, std::string_view key) {
 }  // namespace
 
 std::optional<std::uint64_t> available_memory_bytes() {
-  const auto kernel = number_of("/proc/meminfo", "MemAvailable:");
-  const auto group = left_in_control_group();
-  if (!kernel) return group;
-  const std::uint64_t bytes = *kernel * 1024;
-  return group ? std::min(bytes, *group) : bytes;
+  auto least = number_of("/proc/meminfo", "MemAvailable:");
+  if (least) *least *= 1024;
+  for (const auto& left : {left_in_control_group(), left_of_address_space()}) {
+    if (left) least = std::min(least.value_or(*left), *left);
+  }
+  return least;
 }
 
 std::optional<std::uint64_t> mappable_memory_bytes() {

@@ -26,6 +26,7 @@ void visit_fields(Visitor& visitor, Like<Rate> auto& rate) {
   visitor.member("is_disk", rate.is_disk);
   visitor.member("date", rate.date);
   visitor.member("bytes_per_second", rate.bytes_per_second);
+  visitor.optional("encoding", rate.encoding);
 }
 
 template <typename Visitor>
@@ -74,6 +75,11 @@ const Rate* Rates::find(const std::string& mount, bool is_write) const {
   return found == rates.end() ? nullptr : &*found;
 }
 
+const Rate* Rates::find_encoding(const std::string& encoding) const {
+  const auto found = std::ranges::find(rates, encoding, &Rate::encoding);
+  return found == rates.end() ? nullptr : &*found;
+}
+
 std::string mount_of(const std::string& path) {
   WritableStorage& storage = local_storage().writable();
   const auto device = [&](const std::filesystem::path& of) {
@@ -112,11 +118,16 @@ Rate rate_of_today(const std::string& path, bool is_write, bool is_disk,
   return {mount_of(path), is_write, is_disk, today(), bytes_per_second};
 }
 
+Rate encoding_rate_of_today(const std::string& encoding, std::uint64_t bytes_per_second) {
+  return {.mount = {}, .date = today(), .bytes_per_second = bytes_per_second, .encoding = encoding};
+}
+
 void save_rates(const std::vector<Rate>& rates, const std::string& file) {
   Rates all = saved_rates(file);
   for (const Rate& rate : rates) {
     std::erase_if(all.rates, [&](const Rate& each) {
-      return each.mount == rate.mount && each.is_write == rate.is_write;
+      return each.mount == rate.mount && each.is_write == rate.is_write &&
+             each.encoding == rate.encoding;
     });
     all.rates.push_back(rate);
   }

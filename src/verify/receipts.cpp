@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
@@ -233,7 +234,11 @@ class ReceiptCheck {
     for (const Check& check : checks_) {
       for (const ByteRange& range : check.ranges) total += range.size();
     }
-    Jobs jobs(options_.threads, options_.observer, total);
+    unsigned threads = options_.threads;
+    for (const Check& check : checks_) {
+      if (options_.threads == 0) threads = std::max(threads, check.file->reads_at_once());
+    }
+    Jobs jobs(threads, options_.observer, total);
     const auto goes_on = [&](std::uint64_t bytes) { return jobs.goes_on(bytes); };
     jobs.run(checks_.size(), [&](std::size_t i, std::vector<std::byte>&) {
       const Check& check = checks_[i];
@@ -241,7 +246,8 @@ class ReceiptCheck {
     });
     VerifyReport report;
     report.bytes_read = jobs.bytes_done();
-    report.differences = std::move(differences_);
+    report.differences = std::move(missing_files_);
+    std::ranges::move(differences_, std::back_inserter(report.differences));
     report.findings = std::move(notes_);
     for (std::size_t i = 0; i < checks_.size(); ++i) {
       const Check& check = checks_[i];
@@ -274,8 +280,8 @@ class ReceiptCheck {
     } catch (const Error& error) {
       if (error.code() != "io.not_found") throw;
       files_hold_ = false;
-      differences_.push_back({file.path, DifferenceKind::missing, "no " + side,
-                              "a file of " + counted(file.bytes, "byte")});
+      missing_files_.push_back({file.path, DifferenceKind::missing, "no " + side,
+                                "a file of " + counted(file.bytes, "byte"), true});
       return nullptr;
     }
   }
@@ -341,7 +347,8 @@ class ReceiptCheck {
   std::vector<Check> checks_;
   std::vector<Listed> files_;  // files that exist
   bool files_hold_ = true;     // sizes and headers match the receipt
-  std::vector<Difference> differences_;
+  std::vector<Difference> missing_files_;
+  std::vector<Difference> differences_;  // all others
   std::vector<Finding> notes_;
 };
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -76,19 +78,24 @@ std::string to_json(const VerifyReport& report) {
 
 namespace {
 
-// Returns one line for each difference, up to lines_alike_max of each kind.
+// Returns one line for each difference, up to lines_alike_max of each kind. Names all files.
 std::string differences_text(const std::vector<Difference>& differences) {
-  std::map<DifferenceKind, std::size_t> counts;
+  // By kind, and by whether they are about a file.
+  std::map<std::pair<DifferenceKind, bool>, std::vector<std::string>> names;
   std::string text;
   for (const Difference& each : differences) {
-    if (++counts[each.kind] > lines_alike_max) continue;
+    std::vector<std::string>& alike = names[{each.kind, each.is_file}];
+    alike.push_back(each.name);
+    if (alike.size() > lines_alike_max) continue;
     text += fmt::format("  {:<10} '{}': found {}; expected {}\n", name(each.kind),
                         printable(each.name), printable(each.found), printable(each.expected));
   }
-  for (const auto& [kind, count] : counts) {
-    if (count > lines_alike_max) {
-      text += fmt::format("  {:<10} {} more\n", name(kind), count - lines_alike_max);
-    }
+  for (const auto& [group, alike] : names) {
+    if (alike.size() <= lines_alike_max) continue;
+    const auto more = std::span(alike).subspan(lines_alike_max);
+    const auto& [kind, are_files] = group;
+    text += fmt::format("  {:<10} {} more{}\n", name(kind), more.size(),
+                        are_files ? ": " + name_list(more, more.size(), more.size()) : "");
   }
   return text;
 }

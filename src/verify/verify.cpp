@@ -15,6 +15,7 @@
 #include "base/text.h"
 #include "boxes/cast_kind.h"
 #include "catalog/header_findings.h"
+#include "catalog/reading_threads.h"
 #include "codec/decode.h"
 #include "convert/write/output_sink.h"
 #include "engine/jobs.h"
@@ -262,7 +263,8 @@ static VerifyReport verified(const Catalog& catalog, const VerifyOptions& option
   const auto& tensors = catalog.tensors();
   const DistinctRanges distinct(catalog);
   std::vector<ValueCounts> range_counts(distinct.ranges().size());
-  Jobs jobs(options.threads, options.observer, distinct.bytes());
+  Jobs jobs(reading_threads(catalog, options.threads, defaults::verify_threads_max),
+            options.observer, distinct.bytes());
   jobs.run(range_counts.size(), [&](std::size_t i, std::vector<std::byte>& scratch) {
     range_counts[i] = count_range(shards, distinct.ranges()[i], jobs, scratch);
   });
@@ -354,7 +356,9 @@ static VerifyReport compared(const Catalog& first, const Catalog& second,
   const auto& tensors = first.tensors();
   const Pairs pairs(first, second);
   std::vector<std::optional<Difference>> found(tensors.size() + pairs.all().size());
-  Jobs jobs(options.threads, options.observer, first.total_bytes() + second.total_bytes());
+  const Catalog& remote = reads_at_once(first) > reads_at_once(second) ? first : second;
+  Jobs jobs(reading_threads(remote, options.threads, defaults::verify_threads_max),
+            options.observer, first.total_bytes() + second.total_bytes());
   jobs.run(found.size(), [&](std::size_t i, std::vector<std::byte>& scratch) {
     if (i >= tensors.size()) {
       const Pair& pair = pairs.all()[i - tensors.size()];

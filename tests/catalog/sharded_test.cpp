@@ -341,12 +341,18 @@ TEST_F(Split, AMissingPartIsNamed) {
   MemoryStorage less;
   less.add_file("/m/x-00001-of-00003.gguf", part(0, 3, 3, "t0"));
   less.add_file("/m/x-00003-of-00003.gguf", part(2, 3, 3, "t2"));
-  for (const char* path : {"/m", "/m/x-00001-of-00003.gguf", "/m/x-00003-of-00003.gguf"}) {
-    const auto problem = error_of([&] { (void)open_checkpoint(path, {.storage = &less}); });
-    ASSERT_TRUE(problem) << path;
+  const std::string first = "/m/x-00001-of-00003.gguf";
+  const std::string last = "/m/x-00003-of-00003.gguf";
+  const OpenOptions options = {.storage = &less};
+  const auto expect_named = [](const std::optional<Error>& problem) {
+    ASSERT_TRUE(problem);
     EXPECT_EQ(problem->code(), "gg.split") << problem->what();
-    EXPECT_THAT(problem->what(), HasSubstr("x-00002-of-00003.gguf"));
+    EXPECT_EQ(problem->where().path, "/m/x-00002-of-00003.gguf");
+  };
+  for (const std::string& path : {std::string("/m"), first, last}) {
+    expect_named(error_of([&] { (void)open_checkpoint(path, options); }));
   }
+  expect_named(error_of([&] { (void)open_checkpoint(std::vector{first, last}, options); }));
 }
 
 TEST_F(Split, APartUnderAnotherNameIsRefused) {

@@ -70,6 +70,13 @@ TEST(BenchReport, ALoadThatIsAsQuickFromTheDiskIsBoundByWhatBoundsItAnyway) {
   EXPECT_EQ(disk_verdict(same)->bound, Bound::processor);
 }
 
+TEST(BenchReport, EncodingsHaveRows) {
+  BenchFigures encoding = figures(3.6, 0.9, 1);
+  encoding.encode["nf4"] = at({0.5});
+  EXPECT_THAT(to_text(encoding, {}), HasSubstr("encode BF16 to nf4"));
+  EXPECT_THAT(to_json(encoding), HasSubstr("\"encode_nf4\": {"));
+}
+
 TEST(BenchReport, ReasonsStandWhereNothingWasMeasured) {
   BenchFigures half = figures(3.6, 0.9, 1);
   half.disk.seconds.clear();

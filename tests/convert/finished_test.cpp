@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <tuple>
 
 #include "loadstone/convert.h"
 #include "support/errors.h"
@@ -145,6 +146,33 @@ TEST_F(Finished, ASingleFileIsRecognised) {
             "the conversion replaces 1 file of an earlier output: 'out.safetensors'");
 }
 
+TEST_F(Finished, ADryRunTellsWhatAResumedRunKeeps) {
+  run(part(1));
+  const auto findings = check_target(plan(options()), target, resume);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].code, "convert.resumed");
+  EXPECT_THAT(findings[0].message, StartsWith("an earlier run finished 2 of 3 files"));
+  EXPECT_THAT(check_target(plan(options()), target, part(2)).at(0).message,
+              StartsWith("an earlier run finished 0 of 1 file"));
+  folder.write(".loadstone-out.part/files/foreign", "");
+  EXPECT_EQ(code_of([&] { std::ignore = check_target(plan(options()), target, resume); }),
+            "convert.state");
+  EXPECT_THAT(check_target(plan({.threads = 1}), folder / "one.safetensors", resume).at(0).message,
+              HasSubstr("starts from the beginning"));
+}
+
+TEST_F(Finished, ALostFileIsNamedWithTheReasonForTheWholeRun) {
+  run(resume);
+  fs::remove(target + "/model-00002-of-00003.safetensors");
+  fs::remove(target + "/model.safetensors.index.json");
+  run(resume);
+  EXPECT_THAT(message("convert.replaced"),
+              StartsWith("the conversion replaces 2 files of an earlier output, in which "
+                         "'model-00002-of-00003.safetensors', 'model.safetensors.index.json' are "
+                         "missing or changed (the run writes all files again"));
+  EXPECT_EQ(run(resume), 0u);
+}
+
 TEST_F(Finished, ADifferentOutputIsNotReplacedAndWhatDiffersIsNamed) {
   run(resume);
   const auto before = read_file(target + "/model-00001-of-00003.safetensors");
@@ -236,6 +264,7 @@ TEST_F(Finished, ALostCompanionIsMadeAgain) {
   EXPECT_EQ(run(conversion, resume), 0u);
   fs::remove(target + "/config.json");
   EXPECT_GT(run(conversion, resume), 0u);
+  EXPECT_THAT(message("convert.replaced"), HasSubstr("in which a file next to the model is missi"));
   EXPECT_TRUE(fs::exists(target + "/config.json"));
 }
 

@@ -10,6 +10,7 @@
 namespace loadstone::test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -45,6 +46,19 @@ TEST(Table, ColoursOnlyWhereTheyAreAskedFor) {
   const Plan plan = layered();
   EXPECT_EQ(plan_text(plan, {}), to_table(plan));
   EXPECT_THAT(plan_text(plan, {.is_coloured = true}), StartsWith("\x1b[1;33mOK: every target"));
+}
+
+TEST(Table, AnAbsentDeviceContradictsNoVerdict) {
+  Plan plan = layered();
+  plan.findings.push_back({.severity = Severity::warning, .code = "plan.device_absent"});
+  EXPECT_THAT(to_table(plan), AllOf(Not(HasSubstr("The load can begin")),
+                                    HasSubstr("The load cannot begin on this machine")));
+}
+
+TEST(Table, ShowsTheFreeMemoryNextToThePeak) {
+  EXPECT_THAT(plan_text(layered(), {}, 1'500'000),
+              HasSubstr("; 1.5 MB are free on this machine\n"));
+  EXPECT_THAT(to_table(layered()), Not(HasSubstr("free")));
 }
 
 TEST(Table, EndsWithTheVerdictWhereItIsLong) {

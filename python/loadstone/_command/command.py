@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import itertools
 import multiprocessing
 import os
 import shutil
@@ -94,7 +95,8 @@ def _run_own(name: str, *arguments: str) -> int:
 
 def prepare(arguments: list[str], folder: Path) -> list[str]:
     """Return the C++ command's arguments; write the files that they name to ``folder``."""
-    if not _is_traced(arguments):
+    source = _traced_source(arguments)
+    if source is None:
         return arguments
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--converter")
@@ -102,7 +104,7 @@ def prepare(arguments: list[str], folder: Path) -> list[str]:
     parser.add_argument("--dtype")  # passed to the converter, which chooses each tensor's dtype
     ours, rest = parser.parse_known_args(arguments)
     traced = model_folder.trace(
-        arguments[1],
+        source,
         converter=ours.converter,
         dtype=ours.dtype,
         trust_code=ours.trust_code,
@@ -114,22 +116,32 @@ def prepare(arguments: list[str], folder: Path) -> list[str]:
 
 def _prepare_in_process(arguments: list[str], folder: Path) -> list[str]:
     """Run prepare() in a separate process, because the converter's imports would stay in memory."""
-    if not _is_traced(arguments):
+    if _traced_source(arguments) is None:
         return arguments
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(prepare, arguments, folder).result()
 
 
-def _is_traced(arguments: list[str]) -> bool:
-    if len(arguments) < 3 or arguments[0] not in ("convert", "verify"):
-        return False
+def _traced_source(arguments: list[str]) -> str | None:
+    """Return SOURCE if llama.cpp's converter is to run; ``None`` if it is not."""
+    if not arguments or arguments[0] not in ("convert", "verify"):
+        return None
     options = {argument.partition("=")[0] for argument in arguments}
-    if not options.isdisjoint(("--rules", "--metadata")):
-        return False
     # verify compares two checkpoints as they are unless the user asks for the conversion.
     is_asked = arguments[0] == "convert" or "--converter" in options
-    return is_asked and model_folder.is_for_converter(arguments[1], arguments[2])
+    if is_asked and options.isdisjoint(("--rules", "--metadata")):
+        # Options with values may come first, so look for SOURCE and TARGET next to each other.
+        for source, target in itertools.pairwise(arguments[1:]):
+            if model_folder.is_for_converter(source, target):
+                return source
+    if "--converter" in options:
+        message = (
+            "--converter needs the folder of a language model, directly followed by NAME.gguf, and "
+            "cannot be combined with --rules and --metadata"
+        )
+        raise new_error("usage", message)
+    return None
 
 
 def _command() -> str:

@@ -234,8 +234,5 @@ def format_rows(quantize: Quantize | None) -> list[tuple[str, str]]:
 
 
 def folder_of(source: Any) -> str:
-    """Return the source's folder; empty if the source is not a folder."""
-    if not isinstance(source, str | bytes | os.PathLike):
-        return ""
-    path = os.fsdecode(source)
-    return path if _core.is_remote(path) or Path(path).is_dir() else ""
+    """Return the path whose companion files the core looks for; empty if there is no such path."""
+    return os.fsdecode(source) if isinstance(source, str | bytes | os.PathLike) else ""

@@ -45,7 +45,7 @@ class Duration(NamedTuple):
 
     Attributes:
         seconds: ``None`` if unknown.
-        excludes_computing: the load also encodes or decodes values, which takes more time.
+        excludes_computing: ``seconds`` excludes time to encode or decode values.
         text: the estimate as ``loadstone plan`` prints it, with the measurement or with the reason
             why the duration is unknown.
     """

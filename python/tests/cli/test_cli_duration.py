@@ -123,18 +123,47 @@ def test_a_dry_run_estimates_its_duration(run, model, cache, rates, tmp_path):
     words = ["convert", model, tmp_path / "b.gguf", "--dry-run", "--arch", "test"]
     found = duration(run, *words, "--quantize", "q8_0", "--include", "a")
     assert found["excludes_computing"] and found["text"].startswith("about ")
-    assert ", plus the time to decode and encode values (measured by" in found["text"]
+    measure = "(run 'loadstone bench CHECKPOINT --quantize q8_0')"
+    assert f", plus the time to encode to q8_0 {measure} (measured by" in found["text"]
     for mount, is_write in (("/nowhere", True), (mount_of(model), False)):
         write = rates["rates"][1] | {"mount": mount, "is_write": is_write}
         cache.write_text(json.dumps(rates | {"rates": [rates["rates"][0], write]}))
         found = duration(run, *words)
         assert found["seconds"] is None
-        assert found["text"] == "unknown: run 'loadstone bench CHECKPOINT --write FOLDER'"
+        command = "loadstone bench CHECKPOINT --write FOLDER"
+        assert found["text"] == f"unknown: run '{command}'"
+        found = duration(run, *words, "--quantize", "q8_0", "--include", "a")
+        assert found["text"] == f"unknown: run '{command} --quantize q8_0'"
         assert duration(run, "plan", model)["seconds"] == 40.0
     cache.write_text(json.dumps(rates | {"rates": []}))
     assert "bench CHECKPOINT --write FOLDER'" in duration(run, *words)["text"]
     cache.write_text(json.dumps(rates | {"rates": rates["rates"][1:]}))
     assert duration(run, *words)["text"] == "unknown: run 'loadstone bench CHECKPOINT'"
+
+
+def test_a_dry_run_estimates_the_time_to_encode(run, model, cache, rates, tmp_path):
+    words = ["convert", model, tmp_path / "b.gguf", "--dry-run", "--arch", "test"]
+    words += ["--quantize", "q8_0", "--include", "a"]
+    cache.write_text(json.dumps(rates))
+    before = duration(run, *words)["seconds"]
+    bench = ["bench", model, "--seconds", 0, "--json"]
+    for encoding in ("nf4", "fp8", "iq2_xxs", "q8_0"):  # iq2_xxs needs an importance matrix
+        bench += ["--quantize", encoding]
+    document = json.loads(run(*bench, status=0).stdout)
+    saved = json.loads(cache.read_text())
+    assert saved["rates"][:2] == rates["rates"]
+    names = [each["encoding"] for each in saved["rates"][2:]]
+    assert names == ["fp8", "iq2_xxs", "nf4", "q8_0"]
+    rate = saved["rates"][-1]
+    assert rate["bytes_per_second"] == int(document["limits"]["encode_q8_0"]["bytes_per_second"])
+    saved["rates"][-1] = rate | {"bytes_per_second": 20_000, "date": "2026-11-30"}
+    cache.write_text(json.dumps(saved))
+    found = duration(run, *words)
+    assert found["seconds"] == pytest.approx(before + 100)  # 2 MB of BF16
+    assert not found["excludes_computing"]
+    assert "20.0 kB/s of BF16 encoded to q8_0 on 2026-11-30)" in found["text"]
+    wrong = run("bench", model, "--quantize", "q9", status=2).stderr
+    assert "--quantize: unknown encoding 'q9'" in wrong
 
 
 UNUSABLE = {

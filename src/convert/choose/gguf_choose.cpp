@@ -25,6 +25,8 @@ namespace loadstone {
 
 namespace {
 
+constexpr std::string_view not_mixed = "llama.cpp does not quantize it";
+
 // Value of "general.quantization_version" that ggml currently writes.
 constexpr std::uint64_t quantization_version = 2;
 
@@ -272,6 +274,7 @@ class BlockChooser {
     for (std::size_t i = 0; i < chosen.size(); ++i) apply(types[i], tensors[i].asked, *chosen[i]);
     report_fallbacks();
     report_idle_mix(tensors);
+    report_left_alone(recipes);
     importances_.report(recipes, findings_);
     const auto is_made = [&](const std::string& name) {
       return choices_.quantize.contains(name) || choices_.numbers.contains(name) ||
@@ -304,7 +307,7 @@ class BlockChooser {
       return "image models keep it unchanged";
     }
     if (is_mixed(recipe.target, recipe.shape, model_->architecture)) return std::nullopt;
-    return "llama.cpp does not quantize it";
+    return not_mixed;
   }
 
   // Widens vectors and norms to F32, because llama.cpp and ComfyUI-GGUF add and multiply them in
@@ -396,6 +399,33 @@ class BlockChooser {
              "rules need llama.cpp's names, and the first tensor is '{}'",
              printable(usual_), mix_->type.name(), printable(tensors.front().name)),
          .suggestion = own_converter});
+  }
+
+  // Warns if a large part of the model stays unquantized only because of names, such as fused
+  // experts with the names of transformers.
+  void report_left_alone(const Recipes& recipes) {
+    std::uint64_t all = 0;
+    std::uint64_t left = 0;
+    Alike tensors;
+    for (const TargetRecipe& recipe : recipes.targets) {
+      const std::uint64_t elements = recipe.shape.numel().value_or(0);
+      const std::uint64_t bytes = Encoding(recipe.dtype).byte_count(elements).value_or(0);
+      all += bytes;
+      const auto plain = choices_.plain.find(recipe.target);
+      const bool is_left = plain != choices_.plain.end() && plain->second == not_mixed;
+      if (!is_left || recipe.target.ends_with("weight")) continue;
+      left += bytes;
+      tensors.add(recipe.target);
+    }
+    if (left <= all / 10) return;
+    findings_.push_back(
+        {.severity = Severity::warning,
+         .code = "convert.left_alone",
+         .target = tensors.first,
+         .message = fmt::format("{} of {} are not quantized, because llama.cpp quantizes only "
+                                "tensors whose names end with 'weight': {}",
+                                human_bytes(left), human_bytes(all), others_of(tensors)),
+         .suggestion = "to quantize them too, pass --include (include= in Python)"});
   }
 
   void report_fallbacks() {

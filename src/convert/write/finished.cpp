@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "base/text.h"
+#include "catalog/paths.h"
 #include "convert/write/files.h"
 #include "convert/write/output.h"
 #include "convert/write/state.h"
@@ -37,6 +40,30 @@ std::vector<SourceState> files_of(const Conversion& conversion, const TargetPlac
   return files;
 }
 
+bool is_same_file(const TargetPlace& place, const SourceState& file, WritableStorage& storage) {
+  const auto status = storage.status(file_of(place, file.path));
+  return status && status->identity.bytes == file.bytes &&
+         status->identity.modified_ns == file.modified_ns && status->identity.inode == file.inode;
+}
+
+// Returns the files of the record that are missing or have changed.
+std::vector<std::string> lost_files(const TargetPlace& place, const WorkState& record,
+                                    WritableStorage& storage) {
+  std::vector<std::string> lost;
+  for (const SourceState& file : record.outputs) {
+    if (is_same_file(place, file, storage)) continue;
+    lost.emplace_back(file_name(file_of(place, file.path)));
+  }
+  return lost;
+}
+
+std::string lost_text(const std::vector<std::string>& lost) {
+  return fmt::format(
+      "in which {} {} missing or changed (the run writes all files again, because loadstone keeps "
+      "no digests of single shards after a conversion is finished)",
+      name_list(lost), lost.size() == 1 ? "is" : "are");
+}
+
 bool has_companions(const Conversion& conversion, const TargetPlace& place,
                     WritableStorage& storage) {
   return std::ranges::all_of(conversion.extras, [&](const ExtraFile& extra) {
@@ -67,12 +94,6 @@ Finding other_output(const TargetPlace& place, const std::string& difference) {
           .suggestion = "choose a different target; or, to replace this one, add --overwrite"};
 }
 
-bool is_same_file(const TargetPlace& place, const SourceState& file, WritableStorage& storage) {
-  const auto status = storage.status(file_of(place, file.path));
-  return status && status->identity.bytes == file.bytes &&
-         status->identity.modified_ns == file.modified_ns && status->identity.inode == file.inode;
-}
-
 // Both lists have the same paths, sizes and headers.
 std::string changed_sources(const std::vector<SourceState>& now,
                             const std::vector<SourceState>& then) {
@@ -93,12 +114,15 @@ std::optional<Finding> finished_earlier(const Conversion& conversion, const Targ
                                         std::string& difference) {
   const auto found = read_record(place, storage);
   if (!found || found->outputs.empty()) return std::nullopt;
-  const bool is_unchanged = std::ranges::all_of(
-      found->outputs, [&](const SourceState& file) { return is_same_file(place, file, storage); });
-  if (!is_unchanged) return std::nullopt;
+  const std::vector<std::string> lost = lost_files(place, *found, storage);
   const WorkState now = state_of(conversion, storage);
   const bool is_resumed = run.resume || run.part || run.finish;
-  if (const auto differs = work_difference(now, *found)) {
+  const auto differs = work_difference(now, *found);
+  if (!lost.empty()) {
+    if (!differs && is_resumed) difference = lost_text(lost);
+    return std::nullopt;
+  }
+  if (differs) {
     difference = differs->message;
   } else if (run.receipt && receipt_of(run) != found->receipt) {
     difference = "no receipt of this kind";
@@ -109,15 +133,62 @@ std::optional<Finding> finished_earlier(const Conversion& conversion, const Targ
   if (difference.empty() && now.sources != found->sources) {
     difference = changed_sources(now.sources, found->sources);
   }
-  if (!difference.empty() || !is_resumed || !has_companions(conversion, place, storage)) {
-    return std::nullopt;
+  if (!difference.empty()) {
+    difference = "which was made with " + difference;
+  } else if (is_resumed && !has_companions(conversion, place, storage)) {
+    difference = "in which a file next to the model is missing";
   }
+  if (!difference.empty() || !is_resumed) return std::nullopt;
   return Finding{
       .severity = Severity::info,
       .code = complete_code,
       .message = fmt::format("'{}' is already complete: an earlier run of this conversion finished "
                              "it, and neither its files nor the source have changed since",
                              printable(place.shown, 400))};
+}
+
+static Finding about_resume(std::string message, std::string suggestion = {}) {
+  return {.severity = Severity::info,
+          .code = resumed_code,
+          .message = std::move(message),
+          .suggestion = std::move(suggestion)};
+}
+
+std::optional<Finding> resumed_work(const Conversion& conversion, const TargetPlace& place,
+                                    const ConvertRun& run, WritableStorage& storage) {
+  if (conversion.one_file) {
+    if (!run.resume) return std::nullopt;
+    return about_resume(
+        "the target is a single file, which has no shards to keep: if this run stops, the next run "
+        "starts from the beginning",
+        "to resume a stopped run, choose a folder as the target");
+  }
+  if (!run.resume && !run.part && !run.finish) return std::nullopt;
+  const auto found = read_work_state(storage, place.work);
+  if (!found) return std::nullopt;
+  WorkState state = state_of(conversion, storage);
+  join_work(state, *found, place.work);
+  const std::string files = place.work + "/files";
+  const bool is_renaming = storage.status(place.work + "/exchange").has_value();
+  if (is_renaming || !is_plain_folder(storage, files)) return std::nullopt;
+  require_own_files(storage, conversion, place, files);
+  if (run.finish) return std::nullopt;
+  std::vector<std::uint32_t> mine(conversion.files.size());
+  std::iota(mine.begin(), mine.end(), 0);
+  if (run.part) mine = files_of_part(conversion, *run.part);
+  std::size_t kept = 0;
+  std::uint64_t bytes_left = 0;
+  for (const std::uint32_t file : mine) {
+    if (is_whole(storage, conversion, files, file)) {
+      ++kept;
+    } else {
+      bytes_left += conversion.files[file].byte_count();
+    }
+  }
+  return about_resume(fmt::format(
+      "an earlier run finished {} of {}, which this run keeps if their bytes are unchanged; {} are "
+      "left to write",
+      kept, counted(mine.size(), "file"), human_bytes(bytes_left)));
 }
 
 ConvertReport report_finished(const Conversion& conversion, const std::string& target,

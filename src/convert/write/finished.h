@@ -1,5 +1,5 @@
-// Recognises the finished output of an earlier run, by the record that each run leaves next to the
-// target.
+// Recognises the work of an earlier run: its finished output, by the record that each run leaves
+// next to the target, and its finished shards.
 #pragma once
 
 #include <optional>
@@ -13,16 +13,24 @@
 namespace loadstone {
 
 inline constexpr const char* complete_code = "convert.complete";
+inline constexpr const char* resumed_code = "convert.resumed";
 
 // Compares the target with its record. If the target is the unchanged output of this conversion,
 // and the sources have not changed, returns the finding "convert.complete". If it is the unchanged
 // output of a different conversion, which a resumed run must not replace, returns error
-// "convert.state". Otherwise returns nullopt, and sets `difference` if the record shows one.
+// "convert.state". Otherwise returns nullopt, and sets `difference`, such as "which was made with
+// different rules", if the record shows one.
 [[nodiscard]] std::optional<Finding> finished_earlier(const Conversion& conversion,
                                                       const TargetPlace& place,
                                                       const ConvertRun& run,
                                                       WritableStorage& storage,
                                                       std::string& difference);
+
+// Returns a finding about the shards that a resumed run keeps; nullopt without work of an earlier
+// run. Throws Error "convert.state" if the work belongs to a different conversion.
+[[nodiscard]] std::optional<Finding> resumed_work(const Conversion& conversion,
+                                                  const TargetPlace& place, const ConvertRun& run,
+                                                  WritableStorage& storage);
 
 // Returns the report of a run whose target is already complete. Removes a work folder of this
 // conversion, which nothing needs any more.

@@ -12,6 +12,7 @@
 #include "catalog/paths.h"
 #include "convert/write/extras.h"
 #include "convert/write/files.h"
+#include "formats/sharded_index.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 #include "loadstone/remote.h"
@@ -35,6 +36,15 @@ bool is_own_file(const Catalog* catalog, std::string_view name) {
     if (assembly != nullptr && std::ranges::any_of(assembly->files, has_name)) return true;
   }
   return false;
+}
+
+// Returns true for an index, which opens the model of its folder.
+bool opens_folder(std::string_view path) noexcept {
+  return is_index_name(file_name(path)) || is_torch_index_name(file_name(path));
+}
+
+std::string folder_of(const std::string& path) {
+  return opens_folder(path) ? parent_path(path) : path;
 }
 
 std::string path_in(const std::string& root, const std::string& name) {
@@ -317,10 +327,10 @@ static ModelFolder remote_folder_at(const Catalog& catalog, bool with_code) {
 ModelFolder read_model_folder(const Catalog& catalog, const std::string& path, bool with_code) {
   return only_errors([&] {
     if (!is_remote(path)) {
-      return model_folder_at(catalog.storage(), path, with_code, &catalog);
+      return model_folder_at(catalog.storage(), folder_of(path), with_code, &catalog);
     }
-    const bool is_folder =
-        path == catalog.root() || catalog.storage().kind(path) == EntryKind::folder;
+    const bool is_folder = opens_folder(path) || path == catalog.root() ||
+                           catalog.storage().kind(path) == EntryKind::folder;
     if (!is_folder) return ModelFolder();
     return remote_folder_at(catalog, with_code);
   });
@@ -330,10 +340,11 @@ ModelFolder read_model_folder(const std::string& path, bool with_code) {
   return only_errors([&] { return model_folder_at(local_storage(), path, with_code); });
 }
 
-ModelFolder folders_left_out(const std::string& path) {
+ModelFolder folders_left_out(const std::string& source) {
   return only_errors([&] {
     ModelFolder folder;
-    if (is_remote(path)) return folder;
+    if (is_remote(source)) return folder;
+    const std::string path = folder_of(source);
     Storage& storage = local_storage();
     for (std::string& name : module_folders(config_in(storage, path, modules_name))) {
       const bool is_empty =

@@ -359,22 +359,19 @@ void Output::check_links(const TargetPlace& place) const {
   }
 }
 
-void Output::require_own_files(const std::string& target) const {
-  if (conversion_.one_file) return;
-  // An interrupted run may have linked files of the target into the work folder. The target may
-  // have been restored only now, so look at it again.
-  const TargetPlace place = look_at_target(conversion_, target, storage_);
+void require_own_files(WritableStorage& storage, const Conversion& conversion,
+                       const TargetPlace& place, const std::string& files) {
   std::set<std::string> own(place.others.begin(), place.others.end());
-  for (const std::string& path : output_paths(conversion_, {})) own.insert(path.substr(1));
-  own.insert(receipt_name(conversion_, {}));
-  std::vector<std::string> foreign = paths_below(storage_, work_.files());
+  for (const std::string& path : output_paths(conversion, {})) own.insert(path.substr(1));
+  own.insert(receipt_name(conversion, {}));
+  std::vector<std::string> foreign = paths_below(storage, files);
   std::erase_if(foreign, [&](const std::string& name) {
     return own.contains(name) || name.starts_with('.');  // files that operating systems create
   });
   if (foreign.empty()) return;
   throw Error("convert.state",
               "the work folder contains files that this conversion did not write: remove them",
-              {.path = work_.files(), .found = name_list(foreign)});
+              {.path = files, .found = name_list(foreign)});
 }
 
 }  // namespace loadstone

@@ -92,10 +92,6 @@ class Output final : public OutputFiles {
   // Throws if the file system cannot keep the target's other files when folders are exchanged.
   void check_links(const TargetPlace& place) const;
 
-  // Throws Error "convert.state" for foreign files in the work folder, because they would become
-  // part of the target.
-  void require_own_files(const std::string& target) const;
-
   // Writes bytes of a file. The first call for a file creates it and writes its header.
   void write(std::uint32_t file, std::uint64_t offset, std::span<const std::byte> bytes) override;
   // Makes written bytes leave the system's page cache.
@@ -146,5 +142,10 @@ class Output final : public OutputFiles {
   std::uint64_t bytes_written_ = 0;  // guarded by mutex_
   SyncClock syncs_;
 };
+
+// Throws Error "convert.state" for foreign files in the folder `files` of a work folder, because
+// they would become part of the target.
+void require_own_files(WritableStorage& storage, const Conversion& conversion,
+                       const TargetPlace& place, const std::string& files);
 
 }  // namespace loadstone

@@ -293,6 +293,19 @@ WorkState work_state_from_json(std::string_view text) {
   return state;
 }
 
+std::optional<WorkState> read_work_state(WritableStorage& storage, const std::string& folder) {
+  const std::string path = folder + "/state.json";
+  const auto text = storage.read_begin(path, state_bytes_max);
+  if (!text) return std::nullopt;
+  try {
+    return work_state_from_json(*text);
+  } catch (const Error& error) {
+    Where where = error.where();
+    where.path = path;
+    throw Error(error.code(), error.message(), where);
+  }
+}
+
 std::optional<WorkDifference> work_difference(const WorkState& state, const WorkState& found) {
   if (found.program != state.program) {
     return WorkDifference{"a different version of loadstone", found.program, state.program};

@@ -64,6 +64,9 @@ struct WorkDifference {
 [[nodiscard]] std::string to_json(const WorkState& state);
 // Parses a state. Throws Error "convert.state" if the text is invalid.
 [[nodiscard]] WorkState work_state_from_json(std::string_view text);
+// Reads the state of a work folder; nullopt without one. Throws Error "convert.state".
+[[nodiscard]] std::optional<WorkState> read_work_state(WritableStorage& storage,
+                                                       const std::string& folder);
 
 // Returns the first difference between a run's state and the state of earlier work. Ignores
 // `parts`. Also ignores the time, inode and version of sources, which differ between copies.

@@ -448,11 +448,7 @@ static void tell_replaced(WritableStorage& storage, const Conversion& conversion
   const bool is_resumed = run.resume || run.part || run.finish;
   std::string message = fmt::format("the conversion replaces {}{}", counted(names.size(), "file"),
                                     foreign.empty() ? " of an earlier output" : "");
-  if (!difference.empty()) {
-    message += ", which was made with " + difference;
-  } else if (is_resumed && foreign.empty()) {
-    message += ", because no record shows that this conversion finished it and it is unchanged";
-  }
+  if (!difference.empty()) message += ", " + difference;
   place.findings.push_back({.severity = is_resumed ? Severity::warning : Severity::info,
                             .code = "convert.replaced",
                             .sources = names,
@@ -499,7 +495,17 @@ std::vector<Finding> check_target(const Conversion& conversion, const std::strin
                                   const ConvertRun& run) {
   return only_errors([&] {
     WritableStorage& storage = catalog_of(conversion.plan).storage().writable();
-    return check_target_in(storage, conversion, target, run);
+    std::vector<Finding> findings = check_target_in(storage, conversion, target, run);
+    const bool is_done = std::ranges::any_of(findings, [](const Finding& each) {
+      return each.code == complete_code || each.severity == Severity::error;
+    });
+    if (is_done) return findings;
+    const TargetPlace place = look_at_target(conversion, target, storage);
+    if (auto resumed = resumed_work(conversion, place, run, storage)) {
+      findings.push_back(*std::move(resumed));
+      sort_findings(findings);
+    }
+    return findings;
   });
 }
 

@@ -62,6 +62,19 @@ std::uint64_t bytes_waiting(WritableStorage& storage, const Conversion& conversi
   return bytes;
 }
 
+bool is_whole(WritableStorage& storage, const Conversion& conversion, const std::string& folder,
+              std::uint32_t file) {
+  const OutputFile& planned = conversion.files[file];
+  const std::string path = folder + "/" + planned.name;
+  const auto status = storage.status(path);
+  if (!status || status->kind != EntryKind::file ||
+      status->identity.bytes != planned.byte_count()) {
+    return false;
+  }
+  const std::string header = container_of(conversion.format).header(conversion, file);
+  return storage.read_begin(path, header.size()) == header;
+}
+
 WorkFolder::WorkFolder(const Conversion& conversion, const TargetPlace& place,
                        const ConvertRun& run, WritableStorage& storage)
     : conversion_(conversion),
@@ -281,19 +294,8 @@ void WorkFolder::recover_old() {
   }
 }
 
-bool WorkFolder::is_whole(const std::string& path, std::uint32_t file) const {
-  const OutputFile& planned = conversion_.files[file];
-  const auto status = storage_.status(path);
-  if (!status || status->kind != EntryKind::file ||
-      status->identity.bytes != planned.byte_count()) {
-    return false;
-  }
-  const std::string header = container_of(conversion_.format).header(conversion_, file);
-  return storage_.read_begin(path, header.size()) == header;
-}
-
 bool WorkFolder::has_finished(std::uint32_t file) const {
-  return is_whole(files_ + "/" + conversion_.files[file].name, file);
+  return is_whole(storage_, conversion_, files_, file);
 }
 
 std::string WorkFolder::receipt_of(std::uint32_t file) const {
@@ -318,7 +320,7 @@ std::vector<std::string> WorkFolder::finished_paths(const ConvertPart& part) con
 
 bool WorkFolder::target_is_whole() const {
   for (std::uint32_t i = 0; i < conversion_.files.size(); ++i) {
-    if (!is_whole(place_.path + "/" + conversion_.files[i].name, i)) return false;
+    if (!is_whole(storage_, conversion_, place_.path, i)) return false;
   }
   if (conversion_.index_name.empty()) return true;
   const std::string index = container_of(conversion_.format).index(conversion_);
@@ -362,18 +364,9 @@ std::string WorkFolder::unfinished(const std::string& name) const {
 bool WorkFolder::has_state() const { return storage_.status(path_ + "/state.json").has_value(); }
 
 WorkState WorkFolder::read_state() const {
-  const std::string path = path_ + "/state.json";
-  const auto text = storage_.read_begin(path, state_bytes_max);
-  if (!text)
-    throw Error("convert.state", "loadstone cannot read the state of the conversion",
-                {.path = path});
-  try {
-    return work_state_from_json(*text);
-  } catch (const Error& error) {
-    Where where = error.where();
-    where.path = path;
-    throw Error(error.code(), error.message(), where);
-  }
+  if (auto state = read_work_state(storage_, path_)) return *std::move(state);
+  throw Error("convert.state", "loadstone cannot read the state of the conversion",
+              {.path = path_ + "/state.json"});
 }
 
 // Returns the stored state. Returns an empty state if no state is stored, or if the work cannot be

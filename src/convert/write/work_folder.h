@@ -95,7 +95,6 @@ class WorkFolder {
   [[nodiscard]] bool exchange_is_done();
   [[nodiscard]] std::string exchange_text() const;
   [[nodiscard]] bool target_is_whole() const;
-  [[nodiscard]] bool is_whole(const std::string& path, std::uint32_t file) const;
   [[nodiscard]] bool has_state() const;
   [[nodiscard]] WorkState read_state() const;
   [[nodiscard]] WorkState known_state() const;
@@ -120,6 +119,10 @@ class WorkFolder {
   WorkStage stage_ = WorkStage::begun;
   WorkState state_;
 };
+
+// Returns true if the folder contains the shard: a plain file with the expected size and header.
+[[nodiscard]] bool is_whole(WritableStorage& storage, const Conversion& conversion,
+                            const std::string& folder, std::uint32_t file);
 
 // Returns the bytes of the files in the work folder that a run with these files would keep or
 // remove.

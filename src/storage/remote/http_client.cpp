@@ -1,5 +1,6 @@
 #include "storage/remote/http_client.h"
 
+#include <fmt/format.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -331,9 +332,18 @@ static bool is_worth_retrying(const HttpResult& result, bool is_reached) noexcep
   }
 }
 
-bool HttpClient::waits(Backoff& backoff, const HttpResult& result, bool is_reached) const {
+static std::string reason_of(const HttpResult& result) {
+  if (result.code != CURLE_OK) return result.problem;
+  const long status = result.response.status;
+  const bool is_good = status == 200 || status == 206;
+  return is_good ? "the response ends too early" : fmt::format("status {}", status);
+}
+
+bool HttpClient::waits(Backoff& backoff, const HttpResult& result, const std::string& path,
+                       bool is_reached) const {
   if (!is_worth_retrying(result, is_reached)) return false;
   const auto time = backoff.next(result.response.retry_after_seconds);
+  if (time && options_.on_retry) options_.on_retry({path, reason_of(result), *time});
   if (time) pause(*time);
   return time.has_value();
 }

@@ -73,9 +73,11 @@ class HttpClient {
     return {options_.first_wait_ms, options_.attempts_max};
   }
   // Sleeps before the next attempt. Returns false, without sleeping, if a further attempt is not
-  // worthwhile or all attempts are used up. `is_reached`: whether the host has answered before.
+  // worthwhile or all attempts are used up. `path`: the file or folder of the request.
+  // `is_reached`: whether the host has answered before.
   // Throws Error "cancelled" if the caller cancels.
-  [[nodiscard]] bool waits(Backoff& backoff, const HttpResult& result, bool is_reached) const;
+  [[nodiscard]] bool waits(Backoff& backoff, const HttpResult& result, const std::string& path,
+                           bool is_reached) const;
   // Throws Error "cancelled" if the caller cancels.
   void require_wanted() const;
 

@@ -99,7 +99,8 @@ Page fetch(HttpClient& client, const Address& address, std::string url) {
       ++hop;
       continue;
     }
-    if (!client.waits(backoff, result, false)) refuse_answer(address, client.options(), result);
+    if (!client.waits(backoff, result, address.path, false))
+      refuse_answer(address, client.options(), result);
   }
   fail("io.redirect", address.path, "the host redirects the request too many times", {},
        fmt::format("at most {} redirects", redirects_max));

@@ -171,7 +171,7 @@ void RemoteFile::probe(std::string* commit) {
                           response.content_range && response.content_range->total == 0;
     const bool is_good = response.status == 200 || response.status == 206;
     if (!is_empty && (result.code != CURLE_OK || !is_good || !sink.is_whole())) {
-      if (!client_->waits(backoff, result, is_known_)) refuse(result, 0);
+      if (!client_->waits(backoff, result, address_.path, is_known_)) refuse(result, 0);
       continue;
     }
     identity_.bytes = sink.total;
@@ -233,7 +233,7 @@ void RemoteFile::read_range(std::uint64_t begin, std::uint64_t end,
     const HttpResult result = follow(range_text(before, end), sink);
     if (sink.at() == end) return;
     if (sink.at() - before >= progress_bytes_min) backoff.progressed();
-    if (!client_->waits(backoff, result, is_known_)) refuse(result, sink.at());
+    if (!client_->waits(backoff, result, address_.path, is_known_)) refuse(result, sink.at());
   }
 }
 

@@ -18,7 +18,7 @@ COMPUTED_BYTES_MAX = 16 << 20
 
 
 def is_for_converter(source: object, target: str | os.PathLike[str]) -> bool:
-    return _core.format_of_target(os.fsdecode(target)) == "gguf" and is_model_folder(source)
+    return is_model_folder(source) and _core.format_of_target(os.fsdecode(target)) == "gguf"
 
 
 def conversion(

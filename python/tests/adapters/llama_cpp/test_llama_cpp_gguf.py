@@ -83,6 +83,21 @@ def test_in_one_command(model: Path, tmp_path: Path, capfd: pytest.CaptureFixtur
     oracle.require_same_files(target, own)
 
 
+@pytest.mark.usefixtures("installed")
+def test_options_may_precede_the_source(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log, target = tmp_path / "job.log", tmp_path / "out.gguf"
+    words = ["--log", str(log), str(model), str(target), "--converter", str(CONVERTER)]
+    assert command.main(["convert", *words]) == 0
+    assert f"wrote     {target}" in log.read_text()
+    # The converter needs SOURCE and TARGET next to each other, and makes its own metadata.
+    apart = [str(model), "--log", str(log), str(target), "--converter", str(CONVERTER)]
+    for more in (apart, [*words, "--metadata", "keys.json"]):
+        assert command.main(["convert", *more]) == 2
+        assert "--converter needs the folder of a language model" in capfd.readouterr().err
+
+
 PROGRAM = """
 import sys
 from loadstone._command import command as _command
