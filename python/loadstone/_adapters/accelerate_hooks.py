@@ -62,3 +62,39 @@ def align_offloaded_weights(model: torch.nn.Module) -> None:
                     weights.inner = _AlignedWeights(inner)
             elif weights is not None and not isinstance(weights, _AlignedWeights):
                 hook.weights_map = _AlignedWeights(weights)
+
+
+def offloaded_values(model: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+    """Return the values that hooks store for plain tensors on meta; None for a value on disk.
+
+    Quantized tensors are left out, because a weight map may lack their scales.
+    """
+    values: dict[str, torch.Tensor | None] = {}
+    for path, module in model.named_modules():
+        for hook in flatten_hooks(module.__dict__.get("_hf_hook")):
+            weights: Any = getattr(hook, "weights_map", None)
+            if weights is None or not hook.offload:
+                continue
+            recurse = hook.place_submodules
+            for name, tensor in itertools.chain[tuple[str, torch.Tensor]](
+                module.named_parameters(recurse=recurse), module.named_buffers(recurse=recurse)
+            ):
+                is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+                if tensor.is_meta and is_plain and (found := _stored(weights, name)):
+                    values[f"{path}.{name}" if path else name] = found[0]
+    return values
+
+
+def _stored(weights: Any, name: str) -> tuple[torch.Tensor | None] | None:
+    """Return a value of a weight map without reading files: ``(None,)`` for a value on disk."""
+    if isinstance(weights, _AlignedWeights):
+        return _stored(weights.weights, name)
+    if isinstance(weights, dict):
+        return (weights[name],) if name in weights else None
+    inner, prefix = getattr(weights, "dataset", None), getattr(weights, "prefix", None)
+    if isinstance(inner, Mapping) and isinstance(prefix, str):
+        return _stored(inner, prefix + name)
+    in_memory = getattr(weights, "state_dict", None)
+    if isinstance(in_memory, dict) and name in in_memory:
+        return (in_memory[name],)
+    return (None,) if any(key == name for key in weights) else None
