@@ -62,8 +62,8 @@ def from_single_file(
             those of diffusers; it may contain several components.
         missing: see :func:`loadstone.plan`.
         infer_config: replace a config that does not fit the file; ``config="infer"`` is the same,
-            starting with the ``config.json`` next to the file, or the library's guess. A warning
-            names the config.
+            starting with the ``config.json`` next to the file, other local configs, or the
+            library's guess. A warning names the config.
         max_memory, offload_folder: options for a ``device_map``, which the library's function
             lacks: bytes or a size such as ``"6GiB"`` by device, and a folder, which is created.
             ``max_memory`` needs a ``device_map``.

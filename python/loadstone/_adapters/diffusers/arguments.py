@@ -31,6 +31,8 @@ def check(cls: Any, function: str, kwargs: dict[str, Any], max_memory: Any) -> N
         kwargs["config"] = os.fspath(config)
     elif config is not None and not isinstance(config, str):
         raise wrong_kind("config", config, "a folder, or the name of a repository")
+    elif config and not os.path.exists(config) and _core.did_you_mean(config, ["infer"]):
+        raise unknown_word_error("config", "folder or repository", config, ["infer"])
     quantization = kwargs.get("quantization_config")
     if isinstance(quantization, str):
         expected = "an object such as diffusers.BitsAndBytesConfig(load_in_4bit=True)"

@@ -52,7 +52,7 @@ def _explain_guess(
     message = (
         f"diffusers cannot open the config that it chooses for this file ({_reason(failure)}): "
         f"pass config=, a folder with the model's {cls.config_name}"
-        f"{f', for example {known[0]}' if known else ''}"
+        f"{f', or infer_config=True, which tries {known[0]}' if known else ''}"
     )
     return _error(path, message, "io.not_found", field="config")
 
