@@ -68,6 +68,7 @@ TEST(GgufImage, MatricesOfBlocksAreQuantized) {
   EXPECT_FALSE(is_image_mixed(model, "blocks.3.self_attn.q.weight", {512, 16, 16}));
   EXPECT_FALSE(is_image_mixed(model, "blocks.3.self_attn.q.bias", matrix));
   EXPECT_FALSE(is_image_mixed(model, "head.head.weight", matrix));
+  EXPECT_FALSE(is_image_mixed(model, "condition_embedder.time_proj.weight", matrix));
   EXPECT_FALSE(is_image_mixed(model, "blocks.3.tiny.weight", {4, 256}));
 }
 
@@ -76,7 +77,9 @@ TEST(GgufImage, VectorsAndTablesAreWide) {
   EXPECT_TRUE(is_wide(model, "blocks.3.self_attn.q.bias", {4096}));
   EXPECT_TRUE(is_wide(model, "blocks.3.modulation", {1, 6, 4096}));
   EXPECT_TRUE(is_wide(model, "blocks.3.tiny.weight", {4, 256}));
-  EXPECT_FALSE(is_wide(model, "patch_embedding.weight", {512, 16, 1, 2, 2}));
+  EXPECT_TRUE(is_wide(model, "blocks.3.scale_shift_table", {1, 6, 4096}));
+  EXPECT_TRUE(is_wide(model, "patch_embedding.weight", {512, 16, 1, 2, 2}));
+  EXPECT_FALSE(is_wide(model, "text_embedding.0.weight", {512, 4096}));
 }
 
 TEST(GgufImage, TypesFollowThePartOfABlock) {

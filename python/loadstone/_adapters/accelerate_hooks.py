@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+
+from loadstone._base.names import join_name
 
 # Alignment of torch's allocator in bytes. The last bit of a matrix product depends on it.
 _ALIGNMENT = 64
@@ -69,7 +72,38 @@ def offloaded_values(model: torch.nn.Module) -> dict[str, torch.Tensor | None]:
 
     Quantized tensors are left out, because a weight map may lack their scales.
     """
-    values: dict[str, torch.Tensor | None] = {}
+    return {
+        name: found[0]
+        for name, weights, own_name in _offloaded_tensors(model)
+        if (found := _stored(weights, own_name)) is not None
+    }
+
+
+def save_offloaded_values(model: Any) -> None:
+    """Make ``save_pretrained`` write the values of tensors that hooks offload.
+
+    diffusers would create the folder, and then fail because these tensors are on meta.
+    """
+    if "save_pretrained" not in vars(model) and next(_offloaded_tensors(model), None):
+        method = functools.partial(_save_with_values, model)
+        model.save_pretrained = functools.update_wrapper(method, model.save_pretrained)
+
+
+def _save_with_values(model: Any, *args: Any, **kwargs: Any) -> Any:
+    def fill(module: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
+        for name, weights, own_name in _offloaded_tensors(module):
+            if prefix + name in state:
+                state[prefix + name] = weights[own_name]
+
+    handle = model._register_state_dict_hook(fill)
+    try:
+        return type(model).save_pretrained(model, *args, **kwargs)
+    finally:
+        handle.remove()
+
+
+def _offloaded_tensors(model: torch.nn.Module) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    """Yield plain tensors on meta whose hook has a weight map, and their names in this map."""
     for path, module in model.named_modules():
         for hook in flatten_hooks(module.__dict__.get("_hf_hook")):
             weights: Any = getattr(hook, "weights_map", None)
@@ -79,10 +113,8 @@ def offloaded_values(model: torch.nn.Module) -> dict[str, torch.Tensor | None]:
             for name, tensor in itertools.chain[tuple[str, torch.Tensor]](
                 module.named_parameters(recurse=recurse), module.named_buffers(recurse=recurse)
             ):
-                is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-                if tensor.is_meta and is_plain and (found := _stored(weights, name)):
-                    values[f"{path}.{name}" if path else name] = found[0]
-    return values
+                if tensor.is_meta and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+                    yield join_name(path, name), weights, name
 
 
 def _stored(weights: Any, name: str) -> tuple[torch.Tensor | None] | None:

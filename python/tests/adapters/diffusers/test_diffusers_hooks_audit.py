@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from accelerate import cpu_offload, disk_offload
 from diffusers.hooks import apply_group_offloading
 from diffusers.hooks.group_offloading import _maybe_remove_and_reapply_group_offloading
+from safetensors.torch import load_file
 
 import loadstone
 
@@ -104,6 +106,18 @@ def test_a_device_map_with_a_layer_on_disk(folder: Path, tmp_path: Path) -> None
     assert result.changed == []
     model.proj_out.bias.add_(1)
     assert loadstone.audit(model).changed == ["proj_out.bias"]
+
+
+def test_offloaded_values_are_saved(folder: Path, tmp_path: Path) -> None:
+    places = {"": "cpu", "transformer_blocks.0": "disk"}
+    model = loaded(folder, device_map=places, offload_folder=str(tmp_path / "offload"))
+    for name, each in {"model": model, "copy": copy.deepcopy(model)}.items():
+        each.save_pretrained(tmp_path / name)
+        saved = load_file(tmp_path / name / "diffusion_pytorch_model.safetensors")
+        expected = load_file(folder / "diffusion_pytorch_model.safetensors")
+        assert saved.keys() == expected.keys()
+        assert all(torch.equal(saved[key], expected[key]) for key in expected)
+    assert model.transformer_blocks[0].norm1.linear.weight.is_meta
 
 
 def without_encoders(model: Any) -> Any:
