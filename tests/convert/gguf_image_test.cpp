@@ -109,8 +109,12 @@ TEST(GgufImage, RowsThatAreNoWholeBlocksGetSmallerOnes) {
 }
 
 // Returns the finding that reports the detected architecture.
-Finding finding_for(const std::shared_ptr<const Catalog>& catalog) {
-  const Conversion conversion = make_conversion(catalog, {.format = FileFormat::gguf});
+Finding finding_for(const std::shared_ptr<const Catalog>& catalog, const std::string& given = {}) {
+  ConvertOptions options = {.format = FileFormat::gguf};
+  if (!given.empty()) {
+    options.metadata["general.architecture"] = {.value = given, .type = MetadataType::string};
+  }
+  const Conversion conversion = make_conversion(catalog, options);
   for (const Finding& finding : conversion.plan.findings) {
     if (finding.code == "convert.architecture") return finding;
   }
@@ -122,6 +126,16 @@ TEST(GgufImage, TheArchitectureIsSaid) {
   const Finding finding = finding_for(catalog_of(folder, wan));
   EXPECT_EQ(finding.severity, Severity::info);
   EXPECT_THAT(finding.message, HasSubstr("'wan'"));
+}
+
+TEST(GgufImage, AnArchitectureOfAnotherModelIsAWarning) {
+  const TemporaryFolder folder;
+  const auto catalog = catalog_of(folder, wan);
+  const Finding finding = finding_for(catalog, "flux");
+  EXPECT_EQ(finding.severity, Severity::warning);
+  EXPECT_EQ(finding.found, "flux");
+  EXPECT_EQ(finding.expected, "wan");
+  EXPECT_TRUE(finding_for(catalog, "wan").code.empty());
 }
 
 TEST(GgufImage, NamesOfDiffusersAreRefusedWithTheReason) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def check(cls: Any, function: str, kwargs: dict[str, Any], options: LoadOptions)
         kwargs["config"] = os.fspath(config)
     elif config is not None and not isinstance(config, str):
         raise wrong_kind("config", config, "a folder, or the name of a repository")
-    elif config and not os.path.exists(config) and _core.did_you_mean(config, ["infer"]):
+    elif config and not Path(config).exists() and _core.did_you_mean(config, ["infer"]):
         raise unknown_word_error("config", "folder or repository", config, ["infer"])
     if isinstance(subfolder := kwargs.get("subfolder"), int | float):
         raise wrong_kind("subfolder", subfolder, "a folder's name")

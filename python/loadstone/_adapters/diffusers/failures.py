@@ -18,7 +18,7 @@ _MISMATCHES = ("plan.missing", "plan.shape", "plan.config_mismatch", "plan.untra
 # The class of this code is an OSError and a ValueError, as the errors of diffusers are.
 _NO_CHECKPOINT = "format.no_checkpoint"
 _INDEX, _CONFIG = "model_index.json", "config.json"
-# Errors whose causes `explain` finds: those of diffusers, and those of its code for the wrong model.
+# Errors whose causes `explain` finds. diffusers' code fails in any way for a different model.
 EXPLAINED = (
     OSError, ValueError, TypeError, LookupError, AttributeError, AssertionError, RuntimeError,
 )  # fmt: skip
@@ -31,7 +31,7 @@ def explain(
     """Return an error that names the cause of a failed call; ``None`` if the cause is unknown."""
     subfolder = kwargs.get("subfolder") or ""
     is_folder = function == "from_pretrained"
-    config = source if is_folder else kwargs.get("config")
+    config = source if is_folder else kwargs.get("config") or ""
     if isinstance(failure, Error):
         is_wrong = config and failure.code in _MISMATCHES
         return _wrong_class(cls, function, Path(config, subfolder)) if is_wrong else None

@@ -142,7 +142,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], str, tuple[str, ...]]] = {
         "plan.device_map",
         ("this machine does not have this device", "found cuda:77", "expected a device of this"),
     ),
-    "limits that are no mapping": (
+    "limits without devices": (
         lambda root: folder(root / "model", device_map="auto", max_memory="6GiB"),
         "plan.options",
         ("max_memory: ", "found str", "a mapping of devices to bytes"),
