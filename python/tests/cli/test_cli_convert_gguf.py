@@ -150,7 +150,6 @@ def test_a_mix_names_the_cause(run, small, tmp_path):
     done = run("convert", small, target, "--quantize", "q4_k_m", "--arch", "wam", status=2)
     assert "general.architecture is 'wam'" in done.stderr and "flux, sd3" in done.stderr
     assert "'wam.block_count'" in done.stderr
-    run("convert", small, target, "--quantize", "q4_k_m", "--arch", "wan", status=0)
 
 
 def test_the_value_without_a_type_is_named(run, small, tmp_path):
