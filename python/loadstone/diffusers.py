@@ -62,8 +62,8 @@ def from_single_file(
             those of diffusers; it may contain several components.
         missing: see :func:`loadstone.plan`.
         infer_config: replace a config that does not fit the file; ``config="infer"`` is the same,
-            starting with the ``config.json`` next to the file, or the library's guess. A warning
-            names the config.
+            starting with the ``config.json`` next to the file, other local configs, or the
+            library's guess. A warning names the config.
         max_memory, offload_folder: options for a ``device_map``, which the library's function
             lacks: bytes or a size such as ``"6GiB"`` by device, and a folder, which is created.
             ``max_memory`` needs a ``device_map``.
@@ -189,13 +189,13 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
     from loadstone._adapters.diffusers import arguments, failures, hooks, load
     from loadstone._adapters.transformers import hooks as encoders
 
-    arguments.check(cls, function, kwargs, options.max_memory)
+    arguments.check(cls, function, kwargs, options)
     if kwargs.get("custom_pipeline") is None:  # the keywords of a custom pipeline are unknown
         accepted = inspect.signature(globals()[function]).parameters
         library = [getattr(owner, function, cls) for owner in (cls, diffusers.DiffusionPipeline)]
         fields = functools.partial(_config_fields, cls, source, kwargs.get("subfolder"))
         refuse_misspelled(kwargs, accepted, (*library, cls), fields=fields)
-    if isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline):
+    if arguments.is_pipeline(cls):
         _refuse_pipeline(options, cls.__name__)
         arguments.check_components(kwargs, _config_fields(cls, source, kwargs.get("subfolder")))
     encoder_options = LoadOptions(
@@ -212,7 +212,7 @@ def _run(options: LoadOptions, cls: Any, function: str, source: Any, kwargs: dic
             return getattr(cls, function)(source, **kwargs)
         except load.DryRun as done:
             return Plan(done.plan)
-        except (OSError, ValueError) as failure:
+        except failures.EXPLAINED as failure:
             cause = failures.explain(cls, function, source, kwargs, failure)
             if cause is None:
                 raise

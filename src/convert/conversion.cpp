@@ -169,6 +169,32 @@ void tell_uncast(const Catalog& catalog, const ConvertOptions& options,
                       .message = std::move(message)});
 }
 
+// Reports quantized tensors that --dtype leaves unchanged, because it never rounds components.
+void tell_kept_codes(const Catalog& catalog, const ConvertOptions& options,
+                     std::vector<Finding>& findings) {
+  const bool quantizes = !options.quantize.formats.empty();
+  if (!options.dtype || options.dequantize || options.merge || quantizes || repacks(options))
+    return;
+  std::vector<std::string> names;
+  std::set<std::string_view> encodings;
+  for (const QuantizedTensor& each : catalog.quantized().tensors()) {
+    if (!each.is_readable()) continue;
+    names.push_back(each.name);
+    encodings.insert(each.encoding);
+  }
+  if (names.empty()) return;
+  std::string message = fmt::format(
+      "--dtype (dtype= in Python) does not decode quantized tensors: {} in {}",
+      names.size() == 1 ? "1 tensor stays" : fmt::format("{} tensors stay", names.size()),
+      fmt::join(encodings, ", "));
+  findings.push_back(
+      {.severity = Severity::warning,
+       .code = "convert.left_alone",
+       .sources = std::move(names),
+       .message = std::move(message),
+       .suggestion = "pass --dequantize (dequantize=True in Python) to decode them"});
+}
+
 // If the request changes values, reports tensors that may be codes: scales without codes, and
 // floats that loadstone cannot cast.
 void tell_doubtful(const Catalog& catalog, const ConvertOptions& options,
@@ -183,6 +209,7 @@ void tell_doubtful(const Catalog& catalog, const ConvertOptions& options,
     findings.push_back(each);
   }
   if (!options.merge) tell_uncast(catalog, options, findings);
+  tell_kept_codes(catalog, options, findings);
 }
 
 // Checks for transforms of activations, which only the config declares. Adds an error and returns

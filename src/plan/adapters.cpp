@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <initializer_list>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -42,6 +43,7 @@ class Adder {
         configs_(adapter_configs(*adapter_)) {}
 
   void run() {
+    const std::size_t begin = findings_.size();
     for (auto& [name, source] : numbers_.sources(checkpoint_, findings_)) sort_in(name, source);
     for (const auto& [name, module] : modules_) {
       try {
@@ -54,6 +56,7 @@ class Adder {
         findings_.back().code = error.code();
       }
     }
+    if (!has_match_) advise_on_names(begin);
     report_other_encoders(*catalog_.checkpoints().front(), *adapter_, encoders_, findings_);
     for (const AdapterConfig& config : configs_) require_saved_modules(config);
     if (!is_used_) fail({}, "it has no tensors to merge, or patterns exclude all of them");
@@ -116,6 +119,20 @@ class Adder {
                  : "if it belongs to another model, exclude it with an additional pattern"});
   }
 
+  // If the base has no module of the adapter, their names probably come from different libraries.
+  void advise_on_names(std::size_t begin) {
+    const std::vector<std::string> base = drafts_.names();
+    for (Finding& finding : std::span(findings_).subspan(begin)) {
+      if (finding.code != "merge.unused" || base.empty()) continue;
+      finding.suggestion = fmt::format(
+          "the base has none of the adapter's modules; its names are such as '{}'. If the adapter "
+          "was made for this model, its names are those of another library: merge it into the "
+          "checkpoint with these names (the model's original file, or the folder of diffusers), or "
+          "load it with diffusers' load_lora_weights, which converts names",
+          printable(base.front()));
+    }
+  }
+
   [[nodiscard]] bool is_ignored(const std::string& name) {
     if (patterns_.size() != options_.ignore.size()) {
       for (const std::string& text : options_.ignore) {
@@ -165,6 +182,7 @@ class Adder {
       unused(name, "it is not a LoRA matrix, and the base has no tensor of this name");
       return;
     }
+    has_match_ = true;
     if (is_ambiguous(name, {name}, places)) return;
     const std::string& target = places.front().name;
     MergeDraft& draft = drafts_.at(target);
@@ -234,6 +252,7 @@ class Adder {
       }
       return;
     }
+    has_match_ = true;
     if (is_ambiguous(name, module.names, places)) return;
     const AdapterPlace& place = places.front();
     if (place.encoder > 0) encoders_[place.encoder].push_back(name);
@@ -459,6 +478,7 @@ class Adder {
   std::optional<bool> has_conv1d_;  // for the base; nullopt: not yet known
   std::vector<Pattern> patterns_;
   bool is_used_ = false;
+  bool has_match_ = false;  // the base has a tensor or a module of the adapter
   std::map<unsigned, std::vector<std::string>> encoders_;  // modules by AdapterPlace::encoder
   // Weights to which the adapter adds a product, each with the name of one tensor of the product.
   std::map<std::tuple<std::string, AdapterPlace::Part, std::uint64_t, std::uint64_t>, std::string>

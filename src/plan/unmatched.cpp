@@ -9,6 +9,7 @@
 
 #include "base/text.h"
 #include "loadstone/name_hash.h"
+#include "plan/adapter_names.h"
 #include "plan/nearest.h"
 #include "plan/planner.h"
 
@@ -73,6 +74,25 @@ void Planner::report_unexpected() {
     unexpected_names_.push_back(item.name);
     add(std::move(finding));
   }
+}
+
+// Reports a checkpoint that contains only an adapter, from which the model gets no value.
+void Planner::report_lone_adapter() {
+  const Catalog& catalog = *plan_.catalog;
+  const auto is_of_adapter = [](const TensorInfo& tensor) {
+    return adapter_name(tensor.name).role != AdapterRole::value;
+  };
+  const auto is_factor = [](const TensorInfo& tensor) { return is_factor_of_adapter(tensor.name); };
+  const bool is_adapter = catalog.checkpoints().empty() &&
+                          std::ranges::all_of(catalog.tensors(), is_of_adapter) &&
+                          std::ranges::any_of(catalog.tensors(), is_factor);
+  if (!is_adapter || std::ranges::any_of(production_.items(), &Produced::is_claimed)) return;
+  add({.severity = Severity::error,
+       .code = "plan.missing",
+       .message = fmt::format("'{}' is a LoRA adapter, not a model: all its {} are of an adapter",
+                              printable(catalog.shown_path()),
+                              counted(catalog.tensors().size(), "tensor")),
+       .suggestion = "load the base model's checkpoint, with this adapter as lora= (--lora)"});
 }
 
 void Planner::report_kept() {

@@ -68,6 +68,7 @@ TEST(GgufImage, MatricesOfBlocksAreQuantized) {
   EXPECT_FALSE(is_image_mixed(model, "blocks.3.self_attn.q.weight", {512, 16, 16}));
   EXPECT_FALSE(is_image_mixed(model, "blocks.3.self_attn.q.bias", matrix));
   EXPECT_FALSE(is_image_mixed(model, "head.head.weight", matrix));
+  EXPECT_FALSE(is_image_mixed(model, "condition_embedder.time_proj.weight", matrix));
   EXPECT_FALSE(is_image_mixed(model, "blocks.3.tiny.weight", {4, 256}));
 }
 
@@ -76,7 +77,9 @@ TEST(GgufImage, VectorsAndTablesAreWide) {
   EXPECT_TRUE(is_wide(model, "blocks.3.self_attn.q.bias", {4096}));
   EXPECT_TRUE(is_wide(model, "blocks.3.modulation", {1, 6, 4096}));
   EXPECT_TRUE(is_wide(model, "blocks.3.tiny.weight", {4, 256}));
-  EXPECT_FALSE(is_wide(model, "patch_embedding.weight", {512, 16, 1, 2, 2}));
+  EXPECT_TRUE(is_wide(model, "blocks.3.scale_shift_table", {1, 6, 4096}));
+  EXPECT_TRUE(is_wide(model, "patch_embedding.weight", {512, 16, 1, 2, 2}));
+  EXPECT_FALSE(is_wide(model, "text_embedding.0.weight", {512, 4096}));
 }
 
 TEST(GgufImage, TypesFollowThePartOfABlock) {
@@ -106,8 +109,12 @@ TEST(GgufImage, RowsThatAreNoWholeBlocksGetSmallerOnes) {
 }
 
 // Returns the finding that reports the detected architecture.
-Finding finding_for(const std::shared_ptr<const Catalog>& catalog) {
-  const Conversion conversion = make_conversion(catalog, {.format = FileFormat::gguf});
+Finding finding_for(const std::shared_ptr<const Catalog>& catalog, const std::string& given = {}) {
+  ConvertOptions options = {.format = FileFormat::gguf};
+  if (!given.empty()) {
+    options.metadata["general.architecture"] = {.value = given, .type = MetadataType::string};
+  }
+  const Conversion conversion = make_conversion(catalog, options);
   for (const Finding& finding : conversion.plan.findings) {
     if (finding.code == "convert.architecture") return finding;
   }
@@ -119,6 +126,16 @@ TEST(GgufImage, TheArchitectureIsSaid) {
   const Finding finding = finding_for(catalog_of(folder, wan));
   EXPECT_EQ(finding.severity, Severity::info);
   EXPECT_THAT(finding.message, HasSubstr("'wan'"));
+}
+
+TEST(GgufImage, AnArchitectureOfAnotherModelIsAWarning) {
+  const TemporaryFolder folder;
+  const auto catalog = catalog_of(folder, wan);
+  const Finding finding = finding_for(catalog, "flux");
+  EXPECT_EQ(finding.severity, Severity::warning);
+  EXPECT_EQ(finding.found, "flux");
+  EXPECT_EQ(finding.expected, "wan");
+  EXPECT_TRUE(finding_for(catalog, "wan").code.empty());
 }
 
 TEST(GgufImage, NamesOfDiffusersAreRefusedWithTheReason) {

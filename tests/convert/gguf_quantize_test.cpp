@@ -301,7 +301,7 @@ std::vector<std::string> types_of_image(const char* architecture, const char* fo
 TEST(GgufQuantizeImages, AMixGivesComfysTypes) {
   EXPECT_THAT(types_of_image("wan", "q4_k_m"),
               ElementsAre("blocks.0.self_attn.q.weight Q4_K", "blocks.0.self_attn.v.weight Q6_K",
-                          "blocks.0.norm.weight F32", "patch_embedding.weight BF16",
+                          "blocks.0.norm.weight F32", "patch_embedding.weight F32",
                           "head.head.weight BF16", "blocks.0.modulation F32"));
 }
 

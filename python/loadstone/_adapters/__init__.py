@@ -24,7 +24,12 @@ register(
             "diffusers.quantizers.bfl.utils.BFLQuantizedParameter",
         ),
     ),
-    LibraryAdapter("accelerate", is_patchable=True, skipped_attributes=("_hf_hook",)),
+    LibraryAdapter(
+        "accelerate",
+        is_patchable=True,
+        offloaded="loadstone._adapters.accelerate_hooks:offloaded_values",
+        skipped_attributes=("_hf_hook",),
+    ),
     LibraryAdapter(
         "bitsandbytes",
         is_patchable=True,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+
+from loadstone._base.names import join_name
 
 # Alignment of torch's allocator in bytes. The last bit of a matrix product depends on it.
 _ALIGNMENT = 64
@@ -62,3 +65,68 @@ def align_offloaded_weights(model: torch.nn.Module) -> None:
                     weights.inner = _AlignedWeights(inner)
             elif weights is not None and not isinstance(weights, _AlignedWeights):
                 hook.weights_map = _AlignedWeights(weights)
+
+
+def offloaded_values(model: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+    """Return the values that hooks store for plain tensors on meta; None for a value on disk.
+
+    Quantized tensors are left out, because a weight map may lack their scales.
+    """
+    return {
+        name: found[0]
+        for name, weights, own_name in _offloaded_tensors(model)
+        if (found := _stored(weights, own_name)) is not None
+    }
+
+
+def save_offloaded_values(model: Any) -> None:
+    """Make ``save_pretrained`` write the values of tensors that hooks offload.
+
+    diffusers would create the folder, and then fail because these tensors are on meta.
+    """
+    if "save_pretrained" not in vars(model) and next(_offloaded_tensors(model), None):
+        method = functools.partial(_save_with_values, model)
+        model.save_pretrained = functools.update_wrapper(method, model.save_pretrained)
+
+
+def _save_with_values(model: Any, *args: Any, **kwargs: Any) -> Any:
+    def fill(module: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
+        for name, weights, own_name in _offloaded_tensors(module):
+            if prefix + name in state:
+                state[prefix + name] = weights[own_name]
+
+    handle = model._register_state_dict_hook(fill)
+    try:
+        return type(model).save_pretrained(model, *args, **kwargs)
+    finally:
+        handle.remove()
+
+
+def _offloaded_tensors(model: torch.nn.Module) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    """Yield plain tensors on meta whose hook has a weight map, and their names in this map."""
+    for path, module in model.named_modules():
+        for hook in flatten_hooks(module.__dict__.get("_hf_hook")):
+            weights: Any = getattr(hook, "weights_map", None)
+            if weights is None or not hook.offload:
+                continue
+            recurse = hook.place_submodules
+            for name, tensor in itertools.chain[tuple[str, torch.Tensor]](
+                module.named_parameters(recurse=recurse), module.named_buffers(recurse=recurse)
+            ):
+                if tensor.is_meta and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+                    yield join_name(path, name), weights, name
+
+
+def _stored(weights: Any, name: str) -> tuple[torch.Tensor | None] | None:
+    """Return a value of a weight map without reading files: ``(None,)`` for a value on disk."""
+    if isinstance(weights, _AlignedWeights):
+        return _stored(weights.weights, name)
+    if isinstance(weights, dict):
+        return (weights[name],) if name in weights else None
+    inner, prefix = getattr(weights, "dataset", None), getattr(weights, "prefix", None)
+    if isinstance(inner, Mapping) and isinstance(prefix, str):
+        return _stored(inner, prefix + name)
+    in_memory = getattr(weights, "state_dict", None)
+    if isinstance(in_memory, dict) and name in in_memory:
+        return (in_memory[name],)
+    return (None,) if any(key == name for key in weights) else None

@@ -19,6 +19,7 @@ from typing import Any
 
 from loadstone._adapters.sites import LIBRARIES, is_supported_or_warn
 from loadstone._base.errors import new_error, unknown_word_error
+from loadstone._base.warn import users_level, warn
 
 _ABSENT = object()
 _lock = threading.RLock()
@@ -307,6 +308,7 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
         self._hooks = patches_for(libraries)
         self._open: list[_Entry] = []
         self._started = False
+        self._is_used = False
 
     def __enter__(self) -> patch:
         self._acquire()
@@ -342,6 +344,7 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
                 self._release()
 
     def _acquire(self) -> None:
+        self._is_used = True
         with contextlib.ExitStack() as undo:
             for hooks in self._hooks:
                 hooks.acquire()
@@ -351,6 +354,11 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
     def _release(self) -> None:
         for hooks in reversed(self._hooks):
             hooks.release()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_hooks") and not self._is_used:
+            message = f"{self!r} had no effect: use it in a with statement, or call its start()"
+            warn(message, stacklevel=users_level())
 
     def __repr__(self) -> str:
         names = ", ".join(repr(name) for name in self.libraries)

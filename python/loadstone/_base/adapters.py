@@ -37,6 +37,8 @@ class LibraryAdapter:
             quantized tensor other than its data.
         not_held: a reference to ``(model, slots) -> {name: reason}``, which returns the tensors
             whose values are stored outside the model.
+        offloaded: a reference to ``(model) -> {name: tensor}``, which returns the values that hooks
+            store for tensors on meta, or None for a value on disk.
         tensor_classes: names of tensor classes whose memory the adapter fills.
         filled_modules: Python modules of layers that the adapter fills; it also does the work of
             their load hooks.
@@ -60,6 +62,7 @@ class LibraryAdapter:
     is_supported: str = ""
     components: str = ""
     not_held: str = ""
+    offloaded: str = ""
     tensor_classes: tuple[str, ...] = ()
     filled_modules: tuple[str, ...] = ()
     skipped_attributes: tuple[str, ...] = ()

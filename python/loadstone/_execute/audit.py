@@ -23,10 +23,14 @@ from loadstone._model import holders
 from loadstone._model.model_lock import slots_of
 from loadstone._model.modules import require_module, saved_path
 from loadstone._model.tensor_memory import storage_key, version_of, weak_storage
-from loadstone._model.walk import TensorSlot
+from loadstone._model.walk import LOAD_RECORDER, TensorSlot
 from loadstone._plan.provenance import OFFLOADED, Provenance
 
 _AFTER_THE_LOAD = "Make the objects that refer to them (an optimizer, a closure) after the load"
+_NO_LOAD = (
+    "No load of this model is recorded, as after a pickle or a load_state_dict of torch: audit the "
+    "model that was loaded, or compare the bytes with audit(model, receipt=...).proved"
+)
 
 
 @dataclass
@@ -74,9 +78,13 @@ class Audit:
             if names:
                 named = listed(names, 5, self._named, more=", ...")
                 is_held = any(name in self.held_elsewhere for name in names)
-                advice = f". {_AFTER_THE_LOAD}" if is_held else ""
+                advice = f". {_AFTER_THE_LOAD}" if is_held else self._advice()
                 message = f"{counted(len(names), 'tensor', 'tensors')} {defect}: {named}{advice}"
                 raise new_error(code, message, tensor=names[0])
+
+    def _advice(self) -> str:
+        is_unknown = self.unaccounted and not self.provenance
+        return f". {_NO_LOAD}" if is_unknown else ""
 
     def _named(self, name: str) -> str:
         holder = self.held_elsewhere.get(name)
@@ -104,9 +112,10 @@ class Audit:
                 else f"all {count} {loaded}tensors have"
             )
             return f"ok: {every} a known origin ({origins}){since}"
+        named = ", ".join(map(self._named, (self.on_meta + self.unaccounted)[:5]))
         return (
-            f"NOT ok: {len(self.on_meta)} on meta, {len(self.unaccounted)} unaccounted "
-            f"({origins}): " + ", ".join(map(self._named, (self.on_meta + self.unaccounted)[:5]))
+            f"NOT ok: {len(self.on_meta)} on meta, {len(self.unaccounted)} unaccounted"
+            f"{origins and f' ({origins})'}: {named}{self._advice()}"
         )
 
     def __repr__(self) -> str:
@@ -133,8 +142,11 @@ class _TensorState:
         shape = shapes.setdefault(shape, shape)
         return cls(_storage(tensor), version_of(tensor), type(tensor), tensor.dtype, shape)
 
-    def is_still(self, tensor: Any) -> bool:
-        form = (version_of(tensor), type(tensor), tensor.dtype, _extent_of(tensor))
+    def is_still(self, tensor: Any, kind: type | None = None) -> bool:
+        """Compare a tensor, or a value that a hook stores for a tensor of the class ``kind``."""
+        if tensor is None:  # on disk
+            return False
+        form = (version_of(tensor), kind or type(tensor), tensor.dtype, _extent_of(tensor))
         if form != (self.version, self.kind, self.dtype, self.shape):
             return False
         # The weak reference keeps torch from giving a different storage the same ``cdata``.
@@ -158,6 +170,31 @@ class _LoadRecord:
 _last_load: weakref.WeakKeyDictionary[Any, _LoadRecord] = weakref.WeakKeyDictionary()
 
 
+class _CopyRecorder:
+    """An attribute of a loaded module that records the load for the module's deep copies."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = weakref.ref(module)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # pickles of the module work without loadstone
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _CopyRecorder | None:
+        module = self._module()
+        record = None if module is None else _last_load.get(module)
+        copied = memo.get(id(module))
+        if record is None or copied is None:
+            return None
+        shapes: dict[Any, Any] = {}
+        states = dict(record.states)
+        for slot in slots_of(module):
+            name, tensor = _name_before_adapters(record, slot.name), memo.get(id(slot.tensor))
+            if tensor is not None and name in states and states[name].is_still(slot.tensor):
+                states[name] = _TensorState.from_tensor(tensor, shapes)
+        _last_load[copied] = _LoadRecord(record.report, states)
+        return _CopyRecorder(copied)
+
+
 def remember(model: Any, report: Report, slots: list[TensorSlot]) -> None:
     """Record which memory has the loaded values, without keeping it alive."""
     shapes: dict[Any, Any] = {}  # shared objects for equal shapes, to save memory
@@ -169,6 +206,7 @@ def remember(model: Any, report: Report, slots: list[TensorSlot]) -> None:
     for module in model.modules() if _last_load else ():
         _last_load.pop(module, None)  # records of earlier loads into parts of the model
     _last_load[model] = _LoadRecord(report, states)
+    model.__dict__[LOAD_RECORDER] = _CopyRecorder(model)
 
 
 class LoadRecords:
@@ -244,7 +282,7 @@ def audit(
     loads = _loads(model, report)
     result = Audit()
     slots = slots_of(model)
-    elsewhere = _elsewhere(model, slots)
+    elsewhere, offloaded = _elsewhere(model, slots), _offloaded(model)
     lent = {id(record): _names_by_storage(record) for record in loads.values()}
     paths = sorted(loads, key=len, reverse=True)  # nearest modules first
     for slot in slots:
@@ -253,11 +291,14 @@ def audit(
         entry = record.report.provenance.get(name) if record else None
         reason = _not_held(record.report, entry) if record and entry else None
         reason = reason or elsewhere.get(slot.name)
+        is_offloaded = reason is None and slot.name in offloaded
+        if is_offloaded:
+            result.not_held[slot.name] = OFFLOADED
         if reason is not None:
             result.not_held[slot.name] = reason
             if entry is not None:
                 result.provenance[slot.name] = entry
-        elif slot.tensor.is_meta:
+        elif slot.tensor.is_meta and not is_offloaded:
             result.on_meta.append(slot.name)
         elif record is None or (entry is None and name in record.states):
             result.unaccounted.append(slot.name)
@@ -270,7 +311,9 @@ def audit(
         else:
             result.provenance[slot.name] = entry
             state = record.states.get(name)
-            if state is None or not state.is_still(slot.tensor):
+            if state is None or not state.is_still(
+                offloaded[slot.name] if is_offloaded else slot.tensor, type(slot.tensor)
+            ):
                 result.changed.append(slot.name)
     _find_holders(result, model, slots)
     if receipt is not None:
@@ -410,6 +453,15 @@ def _elsewhere(model: Any, slots: list[TensorSlot]) -> dict[str, str]:
         if package in sys.modules and adapters.has_parts_of(model, package):
             reasons |= adapters.resolve(adapter.not_held)(model, slots)
     return reasons
+
+
+def _offloaded(model: Any) -> dict[str, Any]:
+    """Return the values that a library's hooks store; None for a value on disk."""
+    values: dict[str, Any] = {}
+    for library, adapter in adapters.adapters_with("offloaded").items():
+        if library in sys.modules:
+            values |= adapters.resolve(adapter.offloaded)(model)
+    return values
 
 
 def _not_held(report: Report, entry: Provenance) -> str | None:

@@ -28,7 +28,8 @@ def require(device: str) -> None:
     except (AssertionError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         message = f"this machine does not have this device: {reason}"
-        raise new_error("plan.device_map", message, field="device_map", found=device) from error
+        where = {"found": device, "expected": 'a device of this machine, such as "cpu" or "disk"'}
+        raise new_error("plan.device_map", message, field="device_map", **where) from error
 
 
 @contextlib.contextmanager

@@ -25,11 +25,14 @@ Kind = str
 
 # A module's attribute with the marks of ``half_written``, by tensor name.
 HALF_WRITTEN = "_loadstone_half_written"
+# A module's attribute that records its last load for its deep copies; see ``_execute/audit.py``.
+LOAD_RECORDER = "_loadstone_load"
 
 # Attributes of nn.Module itself, which contain only callbacks or which the walk handles separately.
 _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) | {
     "_forward_pre_hooks_with_kwargs",
     HALF_WRITTEN,
+    LOAD_RECORDER,
 }
 # The walk skips objects of these packages: they hold no tensors of a model, or only views of other
 # objects.

@@ -422,6 +422,8 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "test_codes_under_rules_of_a_library",
     "requires saved rules: save them with save_recipes": traced_rules,
     "require the catalog that they were traced": traced_rules,
+    "had no effect: use it in a with statement": "test_patch.py::"
+    "test_a_patch_that_is_never_used_warns",
     "a pipeline has several models: load one of them": an_adapter_of_a_pipeline,
     "while it is served: convert it first": a_gguf_file_that_a_server_quantizes,
     "or rename them so that the numbers have no gaps": a_gap_in_a_series,

@@ -6,6 +6,7 @@ import asyncio
 import re
 import threading
 import types
+import warnings
 
 import pytest
 
@@ -13,6 +14,16 @@ import loadstone
 from loadstone._adapters import patch
 from loadstone._adapters.patch import Hook, Hooks, active, hooked, suspended, wrap_if_active
 from loadstone._adapters.sites import LIBRARIES
+
+
+def test_a_patch_that_is_never_used_warns() -> None:
+    with pytest.warns(UserWarning, match=r"patch\('accelerate'\) had no effect: use it in a with"):
+        loadstone.patch("accelerate")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with loadstone.patch("accelerate"):
+            pass
+        loadstone.patch("accelerate").start().stop()
 
 
 class Parent:

@@ -142,6 +142,16 @@ def test_an_architecture_by_option(run, small, tmp_path):
     assert "--arch flux contradicts --metadata" in done.stderr and '"wan"' in done.stderr
 
 
+def test_a_mix_names_the_cause(run, small, tmp_path):
+    target = tmp_path / "out.gguf"
+    done = run("convert", small, target, "--quantize", "q4_k_m", status=2)
+    assert "does not specify general.architecture: set it with --arch NAME" in done.stderr
+    assert "block_count" not in done.stderr
+    done = run("convert", small, target, "--quantize", "q4_k_m", "--arch", "wam", status=2)
+    assert "general.architecture is 'wam'" in done.stderr and "flux, sd3" in done.stderr
+    assert "'wam.block_count'" in done.stderr
+
+
 def test_the_value_without_a_type_is_named(run, small, tmp_path):
     plain = tmp_path / "plain.json"
     plain.write_text('{"general.architecture": "wan", "wan.list": [1, "a"]}')

@@ -143,6 +143,20 @@ def test_a_prefix_of_another_part_does_not_fit(tmp_path: Path) -> None:
         assert caught.value.code == "merge.unused"
 
 
+@pytest.mark.parametrize("door", DOORS)
+def test_names_of_another_library_have_a_next_step(tmp_path: Path, door: str) -> None:
+    theirs = "blocks.0.self_attn.q"
+    base_file(tmp_path, theirs)
+    lora = tmp_path / "loras" / "style.safetensors"
+    adapter_file(lora, "transformer.blocks.0.attn1.to_q")
+    with pytest.raises(loadstone.Error) as caught:
+        DOORS[door](tmp_path, lora, theirs)
+    assert caught.value.code == "merge.unused"
+    suggestion = caught.value.findings[0].suggestion
+    assert "the base has none of the adapter's modules" in suggestion and theirs in suggestion
+    assert "load_lora_weights" in suggestion
+
+
 class TestAmbiguous:
     """A name that fits two tensors of the base is an error that names both."""
 

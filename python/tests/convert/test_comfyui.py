@@ -105,6 +105,20 @@ def test_fp8_of_older_files_has_one_scale(dtype: torch.dtype, tmp_path: Path) ->
     assert torch.equal(out[f"{Q}.weight"], codes.float() * torch.tensor(0.37))
 
 
+def test_a_dtype_alone_leaves_codes_and_warns(tmp_path: Path) -> None:
+    source, target = tmp_path / "old.safetensors", tmp_path / "out.safetensors"
+    codes, scale = torch.randn(48, 32).to(F8), torch.tensor(0.37)
+    save_file({f"{Q}.weight": codes, f"{Q}.scale_weight": scale}, source)
+    report = loadstone.convert(source, target, dtype="bfloat16")
+    [found] = [each for each in report.findings if each.code == "convert.left_alone"]
+    assert found.severity == "warning" and "1 tensor stays in fp8" in found.message
+    assert "--dequantize" in run("convert", source, target, "--dtype", "bf16").stderr
+    report = loadstone.convert(source, target, dtype="bfloat16", dequantize=True)
+    assert not [each for each in report.findings if each.code == "convert.left_alone"]
+    expected = (codes.float() * scale).to(torch.bfloat16)
+    assert torch.equal(load_file(target)[f"{Q}.weight"], expected)
+
+
 def test_an_error_names_the_scale_of_older_files(tmp_path: Path) -> None:
     codes = torch.randn(48, 32).to(F8)
     tensors = {f"{Q}.weight": codes, f"{Q}.scale_input": torch.tensor(1.5)}

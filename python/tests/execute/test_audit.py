@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import weakref
 
 import pytest
@@ -34,6 +36,28 @@ def test_without_a_load_nothing_is_accounted_for():
     result = loadstone.audit(Tiny())
     assert not result.ok
     assert "embed.weight" in result.unaccounted and "blocks.0.freqs[0]" in result.unaccounted
+    assert "audit(model, receipt=...)" in str(result)
+
+
+def test_a_deep_copy_has_the_origins_of_the_loaded_model(loaded):
+    model, report = loaded
+    with torch.no_grad():
+        model.blocks[0].norm.bias.add_(1)
+    wrapped = copy.deepcopy(copy.deepcopy(torch.nn.ModuleDict({"model": model})))
+    result = loadstone.audit(wrapped["model"], report)
+    assert result.ok and result.provenance.keys() == report.provenance.keys()
+    assert result.changed == loadstone.audit(model).changed == ["blocks.0.norm.bias"]
+    with torch.no_grad():
+        wrapped["model"].blocks[1].norm.bias.add_(1)
+    changed = ["blocks.0.norm.bias", "blocks.1.norm.bias"]
+    assert loadstone.audit(wrapped["model"]).changed == changed
+
+
+def test_a_pickle_of_a_loaded_model_needs_no_loadstone(loaded):
+    model, _ = loaded
+    text = pickle.dumps(model)
+    assert b"loadstone." not in text
+    assert not loadstone.audit(pickle.loads(text)).ok
 
 
 def test_a_skeleton_is_on_meta():

@@ -1,5 +1,8 @@
 #include "convert/choose/gguf_image.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -56,8 +59,9 @@ constexpr ImageModel image_models[] = {
      {}},
     {"wan",
      {"blocks.0.self_attn.norm_q.weight text_embedding.2.weight head.modulation"},
-     "modulation. patch_embedding. text_embedding. time_projection. time_embedding. img_emb. head.",
-     ".modulation"},
+     "modulation. patch_embedding. text_embedding. time_projection. time_embedding. img_emb. head. "
+     "condition_embedder.",
+     ".modulation scale_shift_table"},
     {"qwen_image",
      {"txt_norm.weight transformer_blocks.0.img_mod.1.weight "
       "transformer_blocks.0.txt_mlp.net.2.weight"},
@@ -159,6 +163,12 @@ const ImageModel* find_image_model(std::string_view architecture) noexcept {
   return found == std::end(image_models) ? nullptr : found;
 }
 
+std::string image_architectures() {
+  std::vector<std::string_view> names;
+  for (const ImageModel& model : image_models) names.push_back(model.architecture);
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
 const ImageModel* image_model(const Metadata& metadata) {
   const std::string* const architecture = find_text(metadata, "general.architecture");
   return architecture == nullptr ? nullptr : find_image_model(*architecture);
@@ -186,8 +196,8 @@ bool is_image_mixed(const ImageModel& model, std::string_view name, const Shape&
 }
 
 bool is_wide(const ImageModel& model, std::string_view name, const Shape& shape) noexcept {
-  return shape.rank() <= 1 || shape.numel().value_or(0) <= small_elements_max ||
-         has_word(name, model.wide);
+  return shape.rank() <= 1 || ggml_dims(shape) > 2 ||
+         shape.numel().value_or(0) <= small_elements_max || has_word(name, model.wide);
 }
 
 std::vector<Encoding> image_types(const Mix& mix, std::span<const MixTensor> tensors) {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -24,6 +25,8 @@ struct ImageModel {
 
 // Returns null for an unknown model.
 [[nodiscard]] const ImageModel* find_image_model(std::string_view architecture) noexcept;
+// Returns the architectures of all models: "flux, sd3, ...".
+[[nodiscard]] std::string image_architectures();
 // Returns the model that the metadata's architecture names; null if it is unknown or absent.
 [[nodiscard]] const ImageModel* image_model(const Metadata& metadata);
 // Recognises the model by the tensor names of its original checkpoint; null if it is unknown.
@@ -35,8 +38,8 @@ struct ImageModel {
 // Returns true if the tensor becomes blocks: a matrix that is not an embedding or an output layer.
 [[nodiscard]] bool is_image_mixed(const ImageModel& model, std::string_view name,
                                   const Shape& shape) noexcept;
-// Returns true if the tensor stays F32 in a quantized file: vectors, small tensors, and tensors
-// that the model adds directly.
+// Returns true if the tensor stays F32 in a quantized file: vectors, small tensors, tensors that
+// the model adds directly, and convolutions, whose BF16 weights diffusers cannot use.
 [[nodiscard]] bool is_wide(const ImageModel& model, std::string_view name,
                            const Shape& shape) noexcept;
 

@@ -249,11 +249,11 @@ class GgufContainer final : public Container {
         .message =
             fmt::format("'{}' has {} dimensions, but {} supports {}", printable(tensor.name),
                         tensor.shape.rank(), options.beyond_ggml ? "loadstone" : "ggml", rank_max),
-        .suggestion =
-            options.beyond_ggml
-                ? "reshape it with a rule"
-                : "reshape it with a rule, or pass --beyond-ggml for programs that support more "
-                  "(ComfyUI's video models)",
+        .suggestion = options.beyond_ggml
+                          ? "reshape it with a rule"
+                          : "for programs that support more, such as ComfyUI and diffusers, pass "
+                            "--beyond-ggml "
+                            "(beyond_ggml=True in Python); for others, reshape it with a rule",
         .found = tensor.shape.text(),
         .expected = fmt::format("at most {} dimensions", rank_max)};
   }
@@ -334,10 +334,18 @@ class GgufContainer final : public Container {
   static void settle_architecture(const Catalog& catalog, Metadata& metadata,
                                   std::vector<Finding>& findings) {
     const auto found = metadata.find(gguf_architecture_key);
-    if (found != metadata.end() && found->second.type == MetadataType::string) return;
+    const ImageModel* const image = recognised_image_model(catalog);
     Finding finding = {.code = "convert.architecture"};
-    if (const ImageModel* const image = recognised_image_model(catalog);
-        image != nullptr && found == metadata.end()) {
+    if (const std::string* const given = find_text(metadata, gguf_architecture_key)) {
+      if (image == nullptr || image->architecture == *given) return;
+      finding.severity = Severity::warning;
+      finding.message = fmt::format(
+          "general.architecture is '{}', but the names of the tensors are those of '{}', for which "
+          "ComfyUI needs this architecture",
+          printable(*given), image->architecture);
+      finding.found = printable(*given);
+      finding.expected = std::string(image->architecture);
+    } else if (image != nullptr && found == metadata.end()) {
       const std::string name(image->architecture);
       metadata.emplace(gguf_architecture_key,
                        MetadataValue{.value = name, .type = MetadataType::string});

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from diffusers import DiffusionPipeline, ModelMixin
+
 from loadstone._adapters.diffusers import local_configs
 from loadstone._adapters.diffusers.local_configs import ConfigSources
 from loadstone._base.errors import Error, listed, new_error
@@ -16,6 +18,10 @@ _MISMATCHES = ("plan.missing", "plan.shape", "plan.config_mismatch", "plan.untra
 # The class of this code is an OSError and a ValueError, as the errors of diffusers are.
 _NO_CHECKPOINT = "format.no_checkpoint"
 _INDEX, _CONFIG = "model_index.json", "config.json"
+# Errors whose causes `explain` finds. diffusers' code fails in any way for a different model.
+EXPLAINED = (
+    OSError, ValueError, TypeError, LookupError, AttributeError, AssertionError, RuntimeError,
+)  # fmt: skip
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt")
 
 
@@ -24,9 +30,28 @@ def explain(
 ) -> Error | None:
     """Return an error that names the cause of a failed call; ``None`` if the cause is unknown."""
     subfolder = kwargs.get("subfolder") or ""
+    is_folder = function == "from_pretrained"
+    config = source if is_folder else kwargs.get("config") or ""
     if isinstance(failure, Error):
-        is_folder = function == "from_pretrained" and failure.code in _MISMATCHES
-        return _wrong_class(cls, Path(source, subfolder)) if is_folder else None
+        is_wrong = config and failure.code in _MISMATCHES
+        return _wrong_class(cls, function, Path(config, subfolder)) if is_wrong else None
+    error = _explain_source(cls, function, source, kwargs, failure)
+    if error is None and config and not isinstance(failure, OSError):
+        error = _wrong_class(cls, function, Path(config, subfolder))
+    if error is not None or isinstance(failure, OSError | ValueError):
+        return error
+    message = (
+        f"diffusers failed to load this as {cls.__name__} ({type(failure).__name__}: "
+        f"{_reason(failure)}): check that the class, the config and the file belong to the same "
+        "model, and the arguments"
+    )
+    return _error(Path(source), message, "plan.options")
+
+
+def _explain_source(
+    cls: Any, function: str, source: Any, kwargs: Mapping[str, Any], failure: Exception
+) -> Error | None:
+    subfolder = kwargs.get("subfolder") or ""
     if function == "from_pretrained":
         return _explain_folder(cls, str(source), kwargs, failure) or _explain_weights(
             cls, Path(source, subfolder), kwargs
@@ -52,7 +77,7 @@ def _explain_guess(
     message = (
         f"diffusers cannot open the config that it chooses for this file ({_reason(failure)}): "
         f"pass config=, a folder with the model's {cls.config_name}"
-        f"{f', for example {known[0]}' if known else ''}"
+        f"{f', or infer_config=True, which tries {known[0]}' if known else ''}"
     )
     return _error(path, message, "io.not_found", field="config")
 
@@ -145,18 +170,19 @@ def _explain_weights(cls: Any, folder: Path, kwargs: Mapping[str, Any]) -> Error
     )
 
 
-def _wrong_class(cls: Any, folder: Path) -> Error | None:
-    name = _class_of(folder)
-    if cls.config_name != _CONFIG or name in ("", cls.__name__):
+def _wrong_class(cls: Any, function: str, folder: Path) -> Error | None:
+    path = folder / cls.config_name
+    name = _class_of(folder, cls.config_name)
+    is_concrete = issubclass(cls, ModelMixin | DiffusionPipeline) and cls is not DiffusionPipeline
+    if not is_concrete or name in ("", cls.__name__):
         return None
-    message = f"the config declares a different class: call from_pretrained of {name}"
-    where = {"found": name, "expected": cls.__name__}
-    return _error(folder / _CONFIG, message, "plan.options", **where)
+    message = f"the config declares a different class: call {function} of {name}"
+    return _error(path, message, "plan.options", found=name, expected=cls.__name__)
 
 
-def _class_of(folder: Path) -> str:
+def _class_of(folder: Path, config_name: str = _CONFIG) -> str:
     try:
-        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((folder / config_name).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ""
     return str(config.get("_class_name", "")) if isinstance(config, dict) else ""

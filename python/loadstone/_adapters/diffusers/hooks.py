@@ -35,7 +35,7 @@ from loadstone._adapters.diffusers.load import (
     loading,
     skip_keys,
 )
-from loadstone._adapters.diffusers.local_configs import ConfigSources
+from loadstone._adapters.diffusers.local_configs import ConfigSources, LocalConfig
 from loadstone._adapters.diffusers.pipelines import CONVERTED, DEFERRED
 from loadstone._adapters.diffusers.quantizers import (
     check_for_library,
@@ -47,7 +47,7 @@ from loadstone._adapters.diffusers.recipes import ModelRequest, WrongConfigError
 from loadstone._adapters.patch import Hook, Hooks, suspended, with_hooks, within, wrap_if_active
 from loadstone._adapters.quantized import is_decodable
 from loadstone._adapters.sites.diffusers import SITES
-from loadstone._base.errors import new_error
+from loadstone._base.errors import FormatError, LoadError, PlanError, new_error
 from loadstone._base.machine import MODES
 from loadstone._base.torch_modes import constructing, wrap_always
 from loadstone._base.warn import users_level, warn
@@ -159,15 +159,30 @@ def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) 
         )
     if isinstance(source, SymbolicCheckpoint) or is_readable([str(source)]):
         kwargs["low_cpu_mem_usage"] = True  # otherwise diffusers copies from tensors without data
-    notes = _use_config_beside(cls, source, kwargs)
+    *starts, last = _config_starts(cls, source, kwargs)
+    for start in starts:
+        try:
+            return _load_with_fitting_config(original, cls, source, kwargs, start)
+        except start.failures as failure:
+            if isinstance(failure, FormatError | LoadError):
+                raise
+    return _load_with_fitting_config(original, cls, source, kwargs, last)
+
+
+def _load_with_fitting_config(
+    original: Any, cls: Any, source: Any, kwargs: Mapping[str, Any], start: _ConfigStart
+) -> Any:
+    options, notes = {**kwargs, **start.options}, start.notes
     with contextlib.ExitStack() as stack:
         for _ in range(CONFIGS_MAX):
             try:
-                model = _load_single_file(original, cls, source, kwargs, notes)
+                model = _load_single_file(original, cls, source, options, notes)
             except WrongConfigError as wrong:
+                if not (wrong.is_local or start.may_change):
+                    raise
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
                 Path(folder, "config.json").write_text(json.dumps(wrong.config, default=str))
-                kwargs |= {"config": folder, "subfolder": None}
+                options |= {"config": folder, "subfolder": None}
                 notes = [_inferred(wrong.description, wrong.is_local)]
                 continue
             for note in notes:
@@ -176,16 +191,44 @@ def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) 
     raise AssertionError("no config fits")
 
 
-def _use_config_beside(cls: Any, source: Any, kwargs: dict[str, Any]) -> list[_core.Finding]:
-    """Infer the config from the file's own folder, if the caller passes none; return a finding."""
+@dataclasses.dataclass(frozen=True)
+class _ConfigStart:
+    """The first config of a load.
+
+    Attributes:
+        options: arguments that select the config.
+        may_change: the load may use this config with changed fields.
+        failures: errors after which the load tries the next start.
+    """
+
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    notes: list[_core.Finding] = dataclasses.field(default_factory=list)
+    may_change: bool = True
+    failures: tuple[type[Exception], ...] = (OSError,)
+
+
+def _config_starts(cls: Any, source: Any, kwargs: Mapping[str, Any]) -> list[_ConfigStart]:
+    """Return the configs to start with: to infer one, local configs before the hub's."""
     is_given = kwargs.get("config") is not None or kwargs.get("original_config") is not None
     if is_given or not OPTIONS.get().infer_config or not isinstance(source, str | os.PathLike):
-        return []
-    local = local_configs.beside(cls, os.fspath(source))
-    if local is None:
-        return []
-    kwargs |= {"config": local.name, "subfolder": None}
-    return [_inferred(str(local), is_local=True)]
+        return [_ConfigStart()]
+    file = os.fspath(source)
+    if (beside := local_configs.beside(cls, file)) is not None:
+        return [_start(beside)]
+    cached = _ConfigStart({"local_files_only": True})
+    hub = [] if kwargs.get("local_files_only") else [_ConfigStart()]
+    sources = ConfigSources(cache=kwargs.get("cache_dir"))
+    if local := local_configs.find(cls, [file], sources)[:1]:
+        first = _start(local[0])
+        failures = (OSError, PlanError, WrongConfigError)
+        fitting = dataclasses.replace(first, may_change=False, failures=failures)
+        return [cached, fitting, *hub, first]
+    return [cached, *hub]
+
+
+def _start(local: LocalConfig) -> _ConfigStart:
+    options = {"config": local.name, "subfolder": local.subfolder or None, "local_files_only": True}
+    return _ConfigStart(options, [_inferred(str(local), is_local=True)])
 
 
 def _inferred(description: str, is_local: bool) -> _core.Finding:

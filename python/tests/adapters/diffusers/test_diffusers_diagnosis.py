@@ -288,8 +288,52 @@ def test_an_absent_config_is_an_error_that_names_one(tmp_path: Path, cache: Cach
     with pytest.raises(loadstone.Error) as raised:
         load(file, local_files_only=True)
     assert raised.value.code == "io.not_found"
-    assert f"for example config={config!r}" in str(raised.value)
-    assert differences(load(file, config=config), model) == []
+    assert f"or infer_config=True, which tries config={config!r}" in str(raised.value)
+    assert differences(load(file, infer_config=True, local_files_only=True), model) == []
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The repositories whose files diffusers requests from the hub, which fails."""
+    requests: list[str] = []
+
+    def download(name: str, *_: Any, local_files_only: bool = False, **__: Any) -> str:
+        requests.extend([] if local_files_only else [name])
+        raise OSError("no connection")
+
+    monkeypatch.setattr("diffusers.configuration_utils.hf_hub_download", download)
+    return requests
+
+
+def test_a_local_config_is_inferred_without_the_hub(
+    tmp_path: Path, cache: Cache, hub: list[str]
+) -> None:
+    model, file = wan22(tmp_path)
+    write_config(model, tmp_path / "near")
+    assert differences(load(file, config="infer"), model) == []
+    assert hub == []
+
+
+def test_the_hub_comes_before_changes_of_a_local_config(
+    tmp_path: Path, cache: Cache, hub: list[str]
+) -> None:
+    model, file = wan22(tmp_path)
+    write_config(I2V.construct(), tmp_path / "near")
+    with pytest.warns(UserWarning, match=r"inferred: image_dim=None"):
+        made = load(file, config="infer")
+    assert differences(made, model) == []
+    assert len(hub) == 1
+
+
+def test_without_any_config_the_error_names_the_argument(tmp_path: Path, hub: list[str]) -> None:
+    file = wan22(tmp_path)[1]
+    with pytest.raises(loadstone.Error, match="pass config=, a folder with the model's") as raised:
+        load(file, config="infer")
+    assert raised.value.code == "io.not_found" and len(hub) == 1
+    hub.clear()
+    with pytest.raises(loadstone.OptionError, match="did you mean 'infer'"):
+        load(file, config="infre")
+    assert hub == []
 
 
 @pytest.mark.parametrize("place", ["inferred", "given"])

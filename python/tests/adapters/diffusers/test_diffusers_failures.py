@@ -15,6 +15,7 @@ import torch
 from diffusers_gguf import BLOCK_CASES, File, Kind
 from diffusers_models import by_name, write_single_file
 from diffusers_pipelines import stable_diffusion
+from safetensors.torch import save_file
 
 import loadstone
 import loadstone.diffusers
@@ -53,6 +54,20 @@ def single(root: Path, file: str = "single/model.safetensors", **options: Any) -
     return loadstone.diffusers.from_single_file(CASE.cls, str(root / file), **options)
 
 
+def flux(root: Path, file: Path) -> Any:
+    model = diffusers.FluxTransformer2DModel(num_layers=1, num_single_layers=1)
+    model.save_config(root / "flux")
+    cls = diffusers.FluxTransformer2DModel
+    return loadstone.diffusers.from_single_file(cls, str(file), config=str(root / "flux"))
+
+
+def adapter(path: Path) -> str:
+    module = "transformer.blocks.0.attn1.to_q"
+    shapes = {f"{module}.lora_A.weight": (4, 64), f"{module}.lora_B.weight": (64, 4)}
+    save_file({name: torch.ones(shape) for name, shape in shapes.items()}, path)
+    return path.name
+
+
 def remove(path: Path) -> Path:
     path.unlink() if path.is_file() else shutil.rmtree(path)
     return path
@@ -81,6 +96,61 @@ CASES: dict[str, tuple[Callable[[Path], Any], str, tuple[str, ...]]] = {
         lambda root: folder(root / "model", VAE),
         "plan.options",
         ("model/config.json: ", "call from_pretrained of WanTransformer3DModel"),
+    ),
+    "a class without the function": (
+        lambda root: loadstone.diffusers.from_single_file(diffusers.WanPipeline, str(root)),
+        "plan.options",
+        ("cls: this has no function from_single_file()", "found WanPipeline"),
+    ),
+    "wrong class whose construction fails": (
+        lambda root: folder(root / "model", diffusers.FluxTransformer2DModel),
+        "plan.options",
+        ("model/config.json: ", "call from_pretrained of WanTransformer3DModel"),
+    ),
+    "config of a different class": (
+        lambda root: single(root, config=str(root / "pipe/vae")),
+        "plan.options",
+        ("vae/config.json: ", "call from_single_file of AutoencoderKL"),
+    ),
+    "file of a different class": (
+        lambda root: flux(root, root / "single/model.safetensors"),
+        "plan.options",
+        ("model.safetensors: diffusers failed to load this as FluxTransformer2DModel", "Error: "),
+    ),
+    "wrong pipeline": (
+        lambda root: folder(root / "pipe", diffusers.FluxPipeline),
+        "plan.options",
+        ("pipe/model_index.json: ", "call from_pretrained of StableDiffusionPipeline"),
+    ),
+    "an adapter as a model": (
+        lambda root: single(root, adapter(root / "lora.safetensors")),
+        "plan.missing",
+        ("lora.safetensors' is a LoRA adapter, not a model", "with this adapter as lora="),
+    ),
+    "a misspelled device": (
+        lambda root: folder(root / "model", device_map="dsk"),
+        "plan.device_map",
+        ("device_map: ", "unknown device 'dsk'; did you mean 'disk'?"),
+    ),
+    "a misspelled device of a module": (
+        lambda root: single(root, device_map={"": "cpu", "blocks.0": "dsk"}),
+        "plan.device_map",
+        ("'blocks.0': unknown device 'dsk'; did you mean 'disk'?",),
+    ),
+    "an absent device": (
+        lambda root: single(root, device_map="cuda:77"),
+        "plan.device_map",
+        ("this machine does not have this device", "found cuda:77", "expected a device of this"),
+    ),
+    "limits without devices": (
+        lambda root: folder(root / "model", device_map="auto", max_memory="6GiB"),
+        "plan.options",
+        ("max_memory: ", "found str", "a mapping of devices to bytes"),
+    ),
+    "a subfolder that is a number": (
+        lambda root: folder(root / "model", subfolder=1),
+        "plan.options",
+        ("subfolder: ", "found int", "a folder's name"),
     ),
     "wrong subfolder": (
         lambda root: folder(root / "pipe", VAE, subfolder="vea"),
@@ -181,6 +251,16 @@ CASES: dict[str, tuple[Callable[[Path], Any], str, tuple[str, ...]]] = {
         lambda root: folder(root / "model", quantization_config="nf4"),
         "plan.options",
         ("quantization_config: ", "BitsAndBytesConfig"),
+    ),
+    "a quantization that is a dictionary": (
+        lambda root: single(root, quantization_config={"load_in_4bit": True}),
+        "plan.options",
+        ("quantization_config: ", "found dict", "GGUFQuantizationConfig(compute_dtype="),
+    ),
+    "a quantization of a pipeline that is a dictionary": (
+        lambda root: pipeline(root / "pipe", quantization_config={"load_in_4bit": True}),
+        "plan.options",
+        ("quantization_config: ", "found dict", "PipelineQuantizationConfig"),
     ),
     "misspelled component": (
         lambda root: pipeline(root / "pipe", unett=None),

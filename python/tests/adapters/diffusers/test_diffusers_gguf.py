@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from diffusers_models import (
     cast_copy,
     refuse,
 )
+from safetensors.torch import save_file
 
 import loadstone
 
@@ -153,19 +155,48 @@ def test_modules_that_are_not_to_be_packed(file_of: Files, kind: Kind, dtype: to
 def test_outputs_of_a_packed_model(tmp_path: Path, choose: Any) -> None:
     """diffusers keeps BF16 as bytes, loadstone as BF16 tensors; the outputs are equal."""
     file = File(tmp_path, WAN, choose)
+    made = [load(quantization_config=quantization()) for load in (file.load, file.library_load)]
+    outputs = [output_of_wan(model) for model in made]
+    assert torch.equal(*outputs)
+    assert outputs[0].isfinite().all()
+
+
+@torch.no_grad()
+def output_of_wan(model: Any) -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
-    inputs = {
-        "hidden_states": torch.randn(1, 16, 1, 4, 4, generator=generator).bfloat16(),
-        "timestep": torch.tensor([3]),
-        "encoder_hidden_states": torch.randn(1, 4, 256, generator=generator).bfloat16(),
-    }
-    with torch.no_grad():
-        made = [
-            load(quantization_config=quantization())(**inputs).sample
-            for load in (file.load, file.library_load)
-        ]
-    assert torch.equal(*made)
-    assert made[0].isfinite().all()
+    output: torch.Tensor = model(
+        hidden_states=torch.randn(1, 16, 1, 4, 4, generator=generator).bfloat16(),
+        timestep=torch.tensor([3]),
+        encoder_hidden_states=torch.randn(1, 4, 256, generator=generator).bfloat16(),
+    ).sample
+    return output
+
+
+@pytest.mark.parametrize("names", ["original", "diffusers"])
+def test_the_library_runs_a_converted_bf16_file(tmp_path: Path, names: str) -> None:
+    """diffusers keeps BF16 tensors as bytes, which its convolutions and tables cannot use."""
+    model = WAN.build()
+    state = WAN.original(model) if names == "original" else model.state_dict()
+    state = {name: value.to(torch.bfloat16).contiguous() for name, value in state.items()}
+    source, file = tmp_path / "wan.safetensors", tmp_path / "wan.gguf"
+    save_file(state, source)
+    model.save_config(tmp_path / "config")
+    metadata = None if names == "original" else {"general.architecture": "wan"}
+    loadstone.convert(source, file, quantize="q8_0", beyond_ggml=True, metadata=metadata)
+    kinds = {str(each.name): each.tensor_type for each in gguf.GGUFReader(file).tensors}
+    assert {kinds[name] for name in kinds if "patch_embedding" in name} == {Kind.F32}
+    embedders = ("condition_embedder", "text_embedding", "time_embedding", "time_projection")
+    plain = {kinds[name] for name in kinds if any(part in name for part in embedders)}
+    assert plain == {Kind.F32, Kind.BF16}
+    options = {"config": str(tmp_path / "config"), "quantization_config": quantization()}
+    loads = (
+        WAN.cls.from_single_file,
+        functools.partial(loadstone.diffusers.from_single_file, WAN.cls),
+    )
+    theirs, ours = (load(str(file), torch_dtype=torch.bfloat16, **options) for load in loads)
+    assert torch.equal(theirs.patch_embedding.weight, ours.patch_embedding.weight)
+    assert torch.equal(ours.patch_embedding.weight, model.patch_embedding.weight.bfloat16())
+    assert torch.equal(output_of_wan(theirs), output_of_wan(ours))
 
 
 def test_differences_of_packed_models_are_found(tmp_path: Path) -> None:
