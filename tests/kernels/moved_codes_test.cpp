@@ -187,8 +187,10 @@ TEST(MovedCodes, BlocksWhoseScaleDoesNotFitStayUnchanged) {
       sample.scales.back() = wrong;
       EXPECT_FALSE(move(one, form, sample, per_scale, found)) << wrong;
       EXPECT_EQ(found.bytes[0].front(), whole.bytes[0].front());
-      const bool has_others = one.encoding != "fp8-block";  // other rows wrote the scale
-      if (has_others) EXPECT_EQ(found.bytes.back().back(), std::byte{0});
+      // Other rows of the block wrote the scale of fp8-block.
+      if (one.encoding != "fp8-block") {
+        EXPECT_EQ(found.bytes.back().back(), std::byte{0});
+      }
     }
   }
 }
