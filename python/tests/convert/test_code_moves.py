@@ -91,6 +91,13 @@ SOURCES: dict[str, Tensors] = {
     "int4": packed(CODES, HALVES),
     "int4-bf16": packed(CODES, HALVES.bfloat16()),
     "int4-128": packed(CODES, HALVES[:, : COLUMNS // 128].float().abs().half()),
+    "int4-zeros": {
+        **packed(CODES, HALVES),
+        f"{NAME}.weight_zero_point": torch.full(
+            (ROWS // 8, COLUMNS // 32), 0x88888888 - 2**32, dtype=torch.int32
+        ),
+    },
+    "int8": packed(some_bytes(ROWS, COLUMNS), torch.rand(ROWS, 1, generator=random(4)).half()),
     "fp8": scaled(fp8_codes(), torch.tensor(0.3)),
     "fp8-rows": scaled(fp8_codes(), torch.rand(ROWS, 1, generator=random(3)) + 0.1),
     "fp8-blocks": {
@@ -107,6 +114,7 @@ PAIRS = [
     ("fp8-rows", "fp8-channel", fp8_codes()),
     ("fp8-blocks", "fp8-block", fp8_codes()),
     ("mxfp8", "mxfp8", fp8_codes()),
+    ("int8", "int8-channel", some_bytes(ROWS, COLUMNS) ^ 0x80),
 ]
 
 
@@ -157,7 +165,7 @@ def test_codes_stay(tmp_path: Path, source: str, encoding: str, codes: torch.Ten
     assert torch.equal(bits(decoded(after)), bits(decoded(before)))
 
 
-@pytest.mark.parametrize("source", ["int4", "int4-bf16", "int4-128"])
+@pytest.mark.parametrize("source", ["int4", "int4-bf16", "int4-128", "int4-zeros"])
 def test_codes_stay_in_q4_0(tmp_path: Path, source: str) -> None:
     before, after = write(tmp_path, source), tmp_path / "out.gguf"
     convert(before, after, "q4_0")
