@@ -149,6 +149,7 @@ bench: package
 	python -m bench.gguf_bench
 	python -m bench.quantize_files
 	python -m bench.outputs
+	python -m bench.code_moves
 	python -m bench.bnb_bench
 	python -m bench.modelopt_bench
 	python -m bench.single_files

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <vector>
 
 #include "base/named.h"
@@ -44,6 +45,23 @@ bool is_mirrored(const BlockGrid& to, const BlockGrid& from) {
   return contains_codes(to, all);
 }
 
+bool are_same(float factor, float divisor) noexcept {
+  return std::ranges::all_of(float_codes(Dtype::f8_e4m3),
+                             [&](float scale) { return scale * factor == scale / divisor; });
+}
+
+// Returns the reciprocal, or one of the two neighbouring floats: the first for which `is_same`
+// returns true. Otherwise returns nullopt.
+template <typename IsSame>
+std::optional<float> inverse(float number, IsSame is_same) noexcept {
+  constexpr float most = std::numeric_limits<float>::max();
+  const float nearest = 1.0f / number;
+  for (const float each : {nearest, std::nextafter(nearest, 0.0f), std::nextafter(nearest, most)}) {
+    if (std::isnormal(each) && is_same(each)) return each;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::string_view name(Fidelity fidelity) noexcept {
@@ -72,6 +90,13 @@ bool contains_codes(const BlockGrid& to, const BlockGrid& from) {
              return std::ranges::binary_search(to.codes, (code - least) * factor);
            });
   });
+}
+
+bool has_same_codes(const BlockGrid& to, const BlockGrid& from) {
+  const auto& codes = from.symmetric_codes.empty() ? from.codes : from.symmetric_codes;
+  const bool is_plain = !to.has_minimum && !from.has_minimum && !to.is_flat && !from.is_flat;
+  return is_plain && from.product == to.product && std::ranges::equal(codes, to.codes) &&
+         (from.scale == Dtype::f8_e4m3) == (to.scale == Dtype::f8_e4m3);
 }
 
 bool has_headroom(const BlockGrid& to, const BlockGrid& from) {
@@ -104,6 +129,14 @@ Fidelity fidelity_of_scales(const BlockGrid& from, const BlockGrid& to, bool is_
   // Powers of two are often a common multiple. Other scales of several blocks rarely have one.
   const bool may_fit = is_within && (is_half || to.scale == Dtype::f32 || to.scale == from.scale);
   return is_power || may_fit ? Fidelity::exact_where_scales_fit : Fidelity::lossy;
+}
+
+std::optional<float> same_divisor(float factor) noexcept {
+  return inverse(factor, [&](float divisor) { return are_same(factor, divisor); });
+}
+
+std::optional<float> same_factor(float divisor) noexcept {
+  return inverse(divisor, [&](float factor) { return are_same(factor, divisor); });
 }
 
 }  // namespace loadstone

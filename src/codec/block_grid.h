@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "loadstone/dtype.h"
@@ -32,7 +33,8 @@ struct BlockGrid {
   std::uint64_t columns = 1;
   // Each block also has a minimum of the scale's dtype, which is added: the codes are 0, 1 ...
   bool has_minimum = false;
-  bool is_flat = false;  // blocks of `columns` values run across rows
+  bool is_flat = false;      // blocks of `columns` values run across rows
+  bool gives_codes = false;  // true if the decoder has Decoder::take_codes()
 };
 
 // ---- Sets of codes
@@ -50,6 +52,10 @@ inline constexpr std::array<float, 15> e2m1_codes = {-6,  -4, -3,  -2, -1.5, -1,
 // constant may also be added.
 [[nodiscard]] bool contains_codes(const BlockGrid& to, const BlockGrid& from);
 
+// Returns true if both have the same codes and the same arithmetic, so that a code can be moved if
+// the new encoding can represent its scale.
+[[nodiscard]] bool has_same_codes(const BlockGrid& to, const BlockGrid& from);
+
 // Returns true if the codes of `from`, times a constant, are codes of `to`, and most of them are
 // codes at twice that size too, so that blocks of different scales can share one.
 [[nodiscard]] bool has_headroom(const BlockGrid& to, const BlockGrid& from);
@@ -59,5 +65,12 @@ inline constexpr std::array<float, 15> e2m1_codes = {-6,  -4, -3,  -2, -1.5, -1,
 // Precondition: contains_codes(to, from).
 [[nodiscard]] Fidelity fidelity_of_scales(const BlockGrid& from, const BlockGrid& to,
                                           bool is_within, bool shares);
+
+// ---- Scales in F8_E4M3 with a scale of the matrix
+
+// Returns a divisor for which, for every scale in F8_E4M3, division gives the same F32 as
+// multiplication by `factor`; nullopt if there is no such divisor. same_factor() is its inverse.
+[[nodiscard]] std::optional<float> same_divisor(float factor) noexcept;
+[[nodiscard]] std::optional<float> same_factor(float divisor) noexcept;
 
 }  // namespace loadstone

@@ -24,6 +24,14 @@ struct DecodePart {
   Shape shape;
 };
 
+// Elements of one row whose codes a decoder gives.
+struct CodeRun {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  // Values per scale, which share one scale of the tensor. The run may have fewer values.
+  std::uint64_t per_scale = 1;
+};
+
 // A kernel that is prepared for one quantized tensor. Elements are numbered in row-major order, and
 // ranges of elements are not empty. Immutable and therefore thread-safe.
 class Decoder {
@@ -48,6 +56,15 @@ class Decoder {
   virtual void decode(std::uint64_t begin, std::uint64_t end,
                       std::span<const std::byte* const> parts,
                       std::byte* target) const noexcept = 0;
+  // Writes the codes of a run: two codes of 4 bits per byte, the first in the low bits, integers
+  // plus 8; or codes of 8 bits, integers in two's complement. Also writes one F32 scale per
+  // `per_scale` values; NaN if they have a zero point. Returns the scale of the matrix, or 1.
+  // `parts` contain the bytes of `range`. Call only if BlockGrid::gives_codes.
+  virtual float take_codes(ByteRange /*range*/, const CodeRun& /*run*/,
+                           std::span<const std::byte* const> /*parts*/, std::byte* /*codes*/,
+                           float* /*scales*/) const noexcept {
+    return 1;
+  }
 };
 
 // A decoder of one quantized tensor. Value type, cheap to copy.

@@ -124,6 +124,21 @@ std::optional<Problem> prepare_quantization(const Quantization& quantization, co
   return std::nullopt;
 }
 
+std::optional<BlockGrid> exact_grid(const Quantization& quantization, const Shape& shape,
+                                    Dtype dtype) {
+  QuantizedLayout form;
+  if (prepare_quantization(quantization, shape, dtype, form) || !form.exact_first) {
+    return std::nullopt;
+  }
+  const WrittenEncoding& encoding = written_encoding(quantization);
+  std::vector<DecodePart> parts;
+  for (const QuantizedPart& part : form.parts) parts.push_back({part.dtype, part.shape});
+  if (encoding.is_gguf()) parts = {{form.block, shape}};
+  PreparedDecoder decoder;
+  if (prepare_decoding(encoding.kernel, parts, shape, Dtype::f32, 0, decoder)) return std::nullopt;
+  return decoder.decoder->grid();
+}
+
 std::vector<QuantizedEncoding> quantized_encodings() {
   return only_errors([&] {
     std::vector<QuantizedEncoding> all;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/problem.h"
+#include "codec/block_grid.h"
 #include "kernels/quantize.h"
 #include "loadstone/dtype.h"
 #include "loadstone/quantization.h"
@@ -142,6 +143,10 @@ struct WrittenEncoding {
 [[nodiscard]] std::optional<Problem> prepare_quantization(const Quantization& quantization,
                                                           const Shape& shape, Dtype dtype,
                                                           QuantizedLayout& form);
+// Returns the values that the encoding can represent; nullopt if the encoder does not search for
+// exact scales.
+[[nodiscard]] std::optional<BlockGrid> exact_grid(const Quantization& quantization,
+                                                  const Shape& shape, Dtype dtype);
 // Returns true if the encoder of the form can search for exact scales.
 [[nodiscard]] inline bool can_be_exact_first(const QuantizedLayout& form) noexcept {
   return !is_bitsandbytes(form.kind) && form.dialect == QuantizeDialect::exact;

@@ -3,56 +3,26 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
 #include <map>
+#include <optional>
 #include <span>
 #include <utility>
 
 #include "base/refuse_option.h"
 #include "base/text.h"
 #include "catalog/assembled_file.h"
+#include "codec/block_grid.h"
 #include "codec/encode.h"
 #include "codec/fp4/blocks.h"
 #include "convert/choose/choose.h"
 #include "convert/choose/quantize_config.h"
 #include "convert/values.h"
-#include "kernels/cast.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/recipe_builder.h"
 
 namespace loadstone {
 
 namespace {
-
-// Returns all positive values of F8_E4M3.
-std::array<float, 126> positive_scales() noexcept {
-  std::array<std::byte, 126> codes{};
-  std::array<float, 126> values{};
-  for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::byte>(i + 1);
-  cast_between(Dtype::f8_e4m3, Dtype::f32)
-      .run(codes.data(), reinterpret_cast<std::byte*>(values.data()), values.size());
-  return values;
-}
-
-bool are_same(float factor, float divisor) noexcept {
-  static const std::array<float, 126> scales = positive_scales();
-  return std::ranges::all_of(scales,
-                             [&](float scale) { return scale * factor == scale / divisor; });
-}
-
-// Returns the reciprocal, or one of the two neighbouring floats: the first for which `is_same`
-// returns true. Otherwise returns nullopt.
-template <typename IsSame>
-std::optional<float> inverse(float number, IsSame is_same) noexcept {
-  constexpr float most = std::numeric_limits<float>::max();
-  const float nearest = 1.0f / number;
-  for (const float each : {nearest, std::nextafter(nearest, 0.0f), std::nextafter(nearest, most)}) {
-    if (std::isnormal(each) && is_same(each)) return each;
-  }
-  return std::nullopt;
-}
 
 // Returns the extents that are not 1, because styles differ in dims of 1.
 std::vector<std::uint64_t> squeezed(const Shape& shape) {
@@ -271,14 +241,6 @@ class Repacker {
 };
 
 }  // namespace
-
-std::optional<float> same_divisor(float factor) noexcept {
-  return inverse(factor, [&](float divisor) { return are_same(factor, divisor); });
-}
-
-std::optional<float> same_factor(float divisor) noexcept {
-  return inverse(divisor, [&](float factor) { return are_same(factor, divisor); });
-}
 
 bool repacks(const ConvertOptions& options) noexcept {
   return options.quantize.style && options.quantize.formats.empty();

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <set>
 #include <string_view>
 #include <vector>
@@ -22,10 +21,5 @@ namespace loadstone {
 // Returns the names of the targets that contain the components.
 [[nodiscard]] std::set<std::string_view> repacked_targets(
     const std::vector<RepackedTensor>& repacked);
-// same_divisor() returns a divisor for which, for every scale in F8_E4M3, division gives the same
-// F32 as multiplication by `factor`; nullopt if there is no such divisor. same_factor() is its
-// inverse.
-[[nodiscard]] std::optional<float> same_divisor(float factor) noexcept;
-[[nodiscard]] std::optional<float> same_factor(float divisor) noexcept;
 
 }  // namespace loadstone

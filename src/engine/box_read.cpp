@@ -141,6 +141,26 @@ std::vector<ShardRange> planned_reads(const ValueSet& values,
   return joined(std::move(reads));
 }
 
+void rethrow_named(const Error& error, const Shard& shard, std::uint64_t offset,
+                   std::string_view tensor) {
+  Where where = error.where();
+  if (where.path.empty()) where.path = shard.path;
+  if (where.tensor.empty()) where.tensor = tensor;
+  if (!where.byte_offset) where.byte_offset = offset;
+  throw Error(error.code(), error.message(), std::move(where));
+}
+
+void read_source(const ValueSet& values, std::span<const std::shared_ptr<ByteSource>> shards,
+                 std::uint32_t source, ByteRange bytes, std::byte* to) {
+  const TensorInfo& tensor = values.tensors()[source];
+  const std::uint64_t begin = tensor.offset_begin + bytes.begin;
+  try {
+    shards[tensor.shard]->read(begin, {to, bytes.size()});
+  } catch (const Error& error) {
+    rethrow_named(error, values.shard_of(source), begin, tensor.name);
+  }
+}
+
 std::vector<SourceExtent> source_extents(const ValueSet& values, const Value& value) {
   std::vector<SourceExtent> extents;
   // Index in `extents` by source. Lacks the last extent.

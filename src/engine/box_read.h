@@ -1,9 +1,12 @@
 // Describes the source bytes that a box needs, and how the engine reads them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "boxes/check_boxes.h"
@@ -12,6 +15,8 @@
 #include "boxes/value.h"
 #include "codec/decode.h"
 #include "loadstone/byte_range.h"
+#include "loadstone/error.h"
+#include "loadstone/storage.h"
 
 namespace loadstone {
 
@@ -96,6 +101,13 @@ struct SourceExtent {
   std::uint64_t begin = 0;  // in the shard
   std::uint64_t end = 0;
 };
+
+// Rethrows the error, and adds the file, tensor and offset if the error lacks them.
+[[noreturn]] void rethrow_named(const Error& error, const Shard& shard, std::uint64_t offset,
+                                std::string_view tensor);
+// Reads bytes of a tensor. Throws Error that names the file, tensor and offset.
+void read_source(const ValueSet& values, std::span<const std::shared_ptr<ByteSource>> shards,
+                 std::uint32_t source, ByteRange bytes, std::byte* to);
 
 // Returns one extent per source of the value, in the order of first use.
 [[nodiscard]] std::vector<SourceExtent> source_extents(const ValueSet& values, const Value& value);

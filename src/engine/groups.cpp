@@ -65,6 +65,30 @@ void hold(GroupMember& member, Group& group, ValueSink& sink) {
   group.held_bytes += form.scratch_bytes;
 }
 
+// Determines which members move their codes. If the group has scales of matrices, all members must
+// have the same; then no values need to be measured.
+void choose_moved(const ValueSet& values, std::span<const std::shared_ptr<ByteSource>> shards,
+                  Group& group) {
+  bool are_moved = true;
+  for (GroupMember& member : group.members) {
+    if (member.form) member.codes = movable_codes(values, values[member.value], *member.form);
+    are_moved = are_moved && member.codes != nullptr;
+  }
+  if (are_moved && !group.amax.empty()) {
+    CodeMover mover(values, shards);
+    std::optional<std::vector<float>> common;
+    for (const GroupMember& member : group.members) {
+      const auto scales = mover.matrix_scales(*member.codes, *member.form);
+      are_moved = are_moved && !scales.empty() && common.value_or(scales) == scales;
+      common = scales;
+    }
+    if (are_moved) group.exact_scales = *std::move(common);
+  }
+  group.is_measured = are_moved;
+  if (are_moved) return;
+  for (GroupMember& member : group.members) member.codes = nullptr;
+}
+
 }  // namespace
 
 void choose_exact_scales(Group& group) {
@@ -123,6 +147,7 @@ void append_groups(const ValueSet& values, std::span<const std::uint32_t> number
 }
 
 std::shared_ptr<Group> make_group(const ValueSet& values, std::span<const std::uint32_t> numbers,
+                                  std::span<const std::shared_ptr<ByteSource>> shards,
                                   ValueSink& sink, MemoryCount& memory) {
   auto group = std::make_shared<Group>();
   group->members.reserve(numbers.size());
@@ -138,7 +163,10 @@ std::shared_ptr<Group> make_group(const ValueSet& values, std::span<const std::u
   const bool is_exact = std::ranges::all_of(group->members, [](const GroupMember& member) {
     return member.form && member.form->exact_first;
   });
-  if (is_exact) group->exact.resize(group->amax.size());
+  if (is_exact) {
+    group->exact.resize(group->amax.size());
+    choose_moved(values, shards, *group);
+  }
   group->held_bytes += group->amax.size() * sizeof(float) +
                        group->exact.size() * (sizeof(ExactScales) + sizeof(float));
   group->memory = &memory;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "boxes/value.h"
+#include "engine/code_mover.h"
 #include "engine/memory_count.h"
 #include "engine/pages.h"
 #include "engine/value_sink.h"
@@ -26,6 +27,7 @@ struct GroupMember {
   // Empty for other components.
   std::vector<std::vector<std::byte>> held;
   AnonymousMemory scratch;
+  std::shared_ptr<const MovableCodes> codes;  // null: values are decoded and encoded again
   // Guarded by the mutex of WindowWork.
   EncodingLoss loss;
   std::vector<float> matrix_errors;  // see compare_window()
@@ -40,9 +42,10 @@ struct Group {
   std::vector<float> amax;  // one per matrix of the stack; empty if unused
   // One per matrix. Empty unless the values of all members are decoded codes.
   std::vector<ExactScales> exact;
-  std::vector<float> exact_scales;  // results of exact_matrix_scale(), after measuring
-  std::size_t member = 0;           // index of the member from which the next window is taken
-  std::size_t measuring = 0;        // number of windows that threads are measuring
+  // Results of exact_matrix_scale(), after measuring; or the scales of codes that are moved.
+  std::vector<float> exact_scales;
+  std::size_t member = 0;     // index of the member from which the next window is taken
+  std::size_t measuring = 0;  // number of windows that threads are measuring
   bool is_measured = false;
   std::uint64_t number_bytes = 0;  // decoded bytes of all members, each aligned for kernels
   std::uint64_t held_bytes = 0;
@@ -83,9 +86,11 @@ struct GroupSize {
 void append_groups(const ValueSet& values, std::span<const std::uint32_t> numbers,
                    GroupList& groups);
 
-// Prepares a group. Throws Error "plan.quantize" if the plan was not checked, and "memory.host".
+// Prepares a group. If its codes can be moved, reads the scales of its matrices. Throws Error
+// "plan.quantize" if the plan was not checked, "memory.host", and errors of reading.
 [[nodiscard]] std::shared_ptr<Group> make_group(const ValueSet& values,
                                                 std::span<const std::uint32_t> numbers,
+                                                std::span<const std::shared_ptr<ByteSource>> shards,
                                                 ValueSink& sink, MemoryCount& memory);
 
 }  // namespace loadstone

@@ -52,16 +52,6 @@ std::uint64_t deliveries(std::span<const BoxDim> dims, std::uint64_t offset) {
   return offset == 0 ? times : 0;
 }
 
-// Rethrows the error, and adds the file, tensor and offset if the error lacks them.
-[[noreturn]] void rethrow_named(const Error& error, const Shard& shard, std::uint64_t offset,
-                                std::string_view tensor) {
-  Where where = error.where();
-  if (where.path.empty()) where.path = shard.path;
-  if (where.tensor.empty()) where.tensor = tensor;
-  if (!where.byte_offset) where.byte_offset = offset;
-  throw Error(error.code(), error.message(), std::move(where));
-}
-
 }  // namespace
 
 void Reader::run(Job& job) {
@@ -241,14 +231,8 @@ void Reader::count_delivered(const Job& job, PreparedDecoder::Range range,
 }
 
 void Reader::read_part(std::uint32_t source, PreparedDecoder::Range bytes, std::byte* to) {
-  const TensorInfo& tensor = context_.values.tensors()[source];
-  const std::uint64_t begin = tensor.offset_begin + bytes.begin;
   populate_fresh(to, bytes.size());
-  try {
-    context_.shards[tensor.shard]->read(begin, {to, bytes.size()});
-  } catch (const Error& error) {
-    rethrow_named(error, context_.values.shard_of(source), begin, tensor.name);
-  }
+  read_source(context_.values, context_.shards, source, bytes, to);
   context_.bytes_read.fetch_add(bytes.size(), std::memory_order_relaxed);
 }
 

@@ -29,7 +29,8 @@ WindowQueue::WindowQueue(const Run& run) : run_(run) {
 bool WindowQueue::take(Window& window) {
   while (open_ != nullptr || next_group_ < run_.groups.size()) {
     if (open_ == nullptr) {
-      open_ = make_group(run_.values, run_.groups[next_group_++], run_.sink, run_.memory);
+      open_ =
+          make_group(run_.values, run_.groups[next_group_++], run_.shards, run_.sink, run_.memory);
     }
     if (!take_of_group(*open_, window)) {
       open_.reset();

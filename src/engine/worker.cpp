@@ -6,9 +6,11 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "base/text.h"
+#include "engine/code_mover.h"
 #include "engine/merge_reader.h"
 #include "engine/pages.h"
 #include "engine/value_reader.h"
@@ -28,6 +30,7 @@ class Worker {
         reader_(run_.values.catalog, reads_.shards, run_.budget.staging.bytes, reads_.stop,
                 &run_.memory, false),
         merged_(run_.values, reader_, work.statistics, reads_.stop, run_.memory),
+        mover_(run_.values, reads_.shards),
         numbers_(run_.memory, run_.budget.numbers_bytes),
         encoded_(run_.memory, run_.budget.encoded_bytes) {}
 
@@ -41,6 +44,12 @@ class Worker {
   void encode(const Window& window, const std::byte* numbers);
   void encode_piece(const Window& window, std::uint64_t begin, std::uint64_t end,
                     const std::byte* numbers);
+  void encode_values(const Window& window, std::uint64_t begin, std::uint64_t end,
+                     const std::byte* numbers, std::span<std::byte> room);
+  CodeMover::Result move(const Window& window, std::uint64_t begin, std::uint64_t end,
+                         std::span<std::byte> room);
+  bool move_all(const Window& window, std::uint64_t begin, std::uint64_t end,
+                std::span<std::byte> room);
   void compare(const Window& window, std::uint64_t begin, std::uint64_t end,
                const std::byte* numbers, std::byte* room);
   void finish(GroupMember& member, const Group& group);
@@ -69,6 +78,7 @@ class Worker {
   ReadContext& reads_ = work_.reads;
   ValueReader reader_;
   MergeReader merged_;
+  CodeMover mover_;
   CountedMemory numbers_;
   CountedMemory encoded_;
   std::vector<PartRange> ranges_;
@@ -94,12 +104,12 @@ void Worker::run() {
         break;
       }
       case Window::Step::encode:
-        encode(window, read(window));
+        encode(window, member_of(window).codes ? nullptr : read(window));
         break;
     }
     window.group.reset();
   }
-  reads_.bytes_read += reader_.bytes_read();
+  reads_.bytes_read += reader_.bytes_read() + mover_.bytes_read();
 }
 
 void Worker::read_to(const Window& window, std::byte* to) {
@@ -207,20 +217,26 @@ void Worker::make_whole(Window& window) {
   each([&](std::uint64_t offset) { encode(window, numbers_.data() + offset); });
 }
 
-// Encodes piece by piece, so that values and codes stay in the L1 and L2 caches.
+// Moves codes or encodes values piece by piece, so that both stay in the L1 and L2 caches.
+// `numbers`: null if codes are moved.
 void Worker::encode(const Window& window, const std::byte* numbers) {
   GroupMember& member = member_of(window);
   const std::uint64_t step = elements_in(*member.form, run_.budget.piece_bytes);
   for (std::uint64_t begin = window.begin; begin < window.end && !is_stopped();) {
     const std::uint64_t end = std::min(window.end, begin + step);
-    encode_piece(window, begin, end, numbers + bytes_of(window, begin - window.begin));
+    encode_piece(window, begin, end,
+                 numbers ? numbers + bytes_of(window, begin - window.begin) : nullptr);
     begin = end;
   }
   if (is_stopped()) return;
-  reads_.bytes_done += bytes_of(window, window.end - window.begin);
-  if (work_.queue.is_last(window)) finish(member, *window.group);
+  const Group& group = *window.group;
+  const bool was_counted_twice = numbers == nullptr && member.form->needs_amax &&
+                                 group.number_bytes > run_.budget.window_bytes;
+  reads_.bytes_done += bytes_of(window, window.end - window.begin) * (was_counted_twice ? 2u : 1u);
+  if (work_.queue.is_last(window)) finish(member, group);
 }
 
+// `numbers`: null if codes are moved.
 void Worker::encode_piece(const Window& window, std::uint64_t begin, std::uint64_t end,
                           const std::byte* numbers) {
   GroupMember& member = member_of(window);
@@ -239,18 +255,19 @@ void Worker::encode_piece(const Window& window, std::uint64_t begin, std::uint64
     parts_[i] = encoded_.data() + offset;
     offset = aligned_part(offset + ranges_[i].size());
   }
-  const bool compares = form.exact_first && run_.sink.compares();
-  std::byte* const room = encoded_.data() + offset;
-  if (compares) offset += (end - begin) * sizeof(float);
+  const std::uint64_t room_bytes = form.exact_first ? (end - begin) * sizeof(float) : 0;
+  const std::span<std::byte> room(encoded_.data() + offset, room_bytes);
+  offset += room_bytes;
   if (offset > encoded_.size()) throw Error("internal", "a piece is larger than planned");
   encoded_.use(0, offset);
-  const Group& group = *window.group;
-  const std::uint64_t bad = quantize_window(form, begin, end, numbers, parts_, group.amax,
-                                            member.scratch.data(), group.exact_scales);
-  if (bad < end && !form.needs_amax) {
-    report_unencodable(window, bad, numbers + bytes_of(window, bad - begin));
+  if (numbers != nullptr) {
+    encode_values(window, begin, end, numbers, room);
+  } else if (!move_all(window, begin, end, room)) {
+    Window piece = window;
+    piece.begin = begin;
+    piece.end = end;
+    encode_values(window, begin, end, read(piece), room);
   }
-  if (compares) compare(window, begin, end, numbers, room);
   for (std::size_t i = 0; i < ranges_.size() && !is_stopped(); ++i) {
     if (parts_[i] == nullptr) continue;
     const std::span<std::byte> bytes(parts_[i], ranges_[i].size());
@@ -260,6 +277,51 @@ void Worker::encode_piece(const Window& window, std::uint64_t begin, std::uint64
       run_.sink.made(member.value, i, bytes);
     }
   }
+}
+
+// Encodes a piece. Blocks whose codes can be moved get them, so that the result does not depend on
+// the size of pieces.
+void Worker::encode_values(const Window& window, std::uint64_t begin, std::uint64_t end,
+                           const std::byte* numbers, std::span<std::byte> room) {
+  const Group& group = *window.group;
+  GroupMember& member = member_of(window);
+  const QuantizedLayout& form = *member.form;
+  const std::uint64_t bad = quantize_window(form, begin, end, numbers, parts_, group.amax,
+                                            member.scratch.data(), group.exact_scales);
+  if (bad < end && (!form.needs_amax || member.codes != nullptr)) {
+    report_unencodable(window, bad, numbers + bytes_of(window, bad - begin));
+  }
+  if (member.codes != nullptr) move(window, begin, end, room);
+  if (form.exact_first && run_.sink.compares()) compare(window, begin, end, numbers, room.data());
+}
+
+CodeMover::Result Worker::move(const Window& window, std::uint64_t begin, std::uint64_t end,
+                               std::span<std::byte> room) {
+  const GroupMember& member = member_of(window);
+  return mover_.move({.codes = *member.codes,
+                      .form = *member.form,
+                      .begin = begin,
+                      .end = end,
+                      .matrix_scales = window.group->exact_scales,
+                      .parts = parts_,
+                      .room = room});
+}
+
+// Moves the codes of a piece. Returns false if it has blocks that must be encoded.
+bool Worker::move_all(const Window& window, std::uint64_t begin, std::uint64_t end,
+                      std::span<std::byte> room) {
+  const CodeMover::Result moved = move(window, begin, end, room);
+  if (!moved.is_whole) return false;
+  if (moved.first_bad < end) {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    report_unencodable(window, moved.first_bad, reinterpret_cast<const std::byte*>(&nan));
+  }
+  if (run_.sink.compares()) {
+    GroupMember& member = member_of(window);
+    const std::lock_guard lock(work_.mutex);
+    count_exact_window(*member.form, begin, end, member.loss);
+  }
+  return true;
 }
 
 // Decodes a piece into `room`, and adds its loss to that of the value. Scales of whole matrices are

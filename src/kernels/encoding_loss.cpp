@@ -133,6 +133,12 @@ void compare_window(const QuantizedLayout& form, std::uint64_t begin, std::uint6
   }
 }
 
+void count_exact_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
+                        EncodingLoss& loss) noexcept {
+  if (form.kind == QuantizeKind::fp8) return;
+  visit_blocks(form, begin, end, [&](const Part&) { count_block(0, 0, loss); });
+}
+
 void count_matrices(std::span<const float> matrix_errors, std::span<const float> amax,
                     EncodingLoss& loss) noexcept {
   for (std::size_t i = 0; i < matrix_errors.size(); ++i) {

@@ -18,6 +18,10 @@ void compare_window(const QuantizedLayout& form, std::uint64_t begin, std::uint6
                     const float* values, const float* decoded, std::span<float> matrix_errors,
                     EncodingLoss& loss) noexcept;
 
+// Adds the blocks of a window whose codes did not change, except those of matrices (fp8).
+void count_exact_window(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
+                        EncodingLoss& loss) noexcept;
+
 // Adds the matrices to `loss`, after all their windows. `amax`: see measure_window().
 void count_matrices(std::span<const float> matrix_errors, std::span<const float> amax,
                     EncodingLoss& loss) noexcept;

@@ -34,9 +34,4 @@ class Fidelities {
   std::map<std::pair<Codes, Codes>, Relation> relations_;
 };
 
-// Returns true if each block of `to` in the target's part that a box writes is part of one block of
-// `from`. Decides conservatively for boxes other than slices, stacks and transpositions.
-[[nodiscard]] bool blocks_are_within(const Box& box, const Shape& source, const BlockGrid& from,
-                                     const Shape& target, const BlockGrid& to) noexcept;
-
 }  // namespace loadstone

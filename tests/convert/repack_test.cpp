@@ -1,11 +1,10 @@
 // Tests the inverse of NVFP4's global scale, the only value that repacking computes.
-#include "convert/repack.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
 
+#include "codec/block_grid.h"
 #include "kernels/cast.h"
 
 namespace loadstone::test {

@@ -1,6 +1,4 @@
 // Tests the prediction whether values survive a change of encoding.
-#include "plan/fidelity.h"
-
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "boxes/block_boxes.h"
 #include "codec/block_grid.h"
 
 namespace loadstone::test {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "codec/gguf/gguf.h"
+#include "kernels/nibbles.h"
 
 namespace loadstone {
 
@@ -17,30 +18,6 @@ constexpr std::string_view blocks_kernel = "mxfp4_blocks";
 constexpr std::uint64_t block_elements = 32;
 constexpr std::uint64_t code_bytes = block_elements / 2;
 constexpr std::uint64_t block_bytes = 1 + code_bytes;
-
-constexpr unsigned low(std::byte byte) noexcept { return std::to_integer<unsigned>(byte) & 15u; }
-constexpr unsigned high(std::byte byte) noexcept { return std::to_integer<unsigned>(byte) >> 4; }
-constexpr std::byte pair_of(unsigned first, unsigned second) noexcept {
-  return static_cast<std::byte>(first | second << 4);
-}
-
-// Converts bytes with two adjacent elements to bytes with the elements i and i + 16, as in GGUF.
-void interleave(const std::byte* codes, std::byte* to) noexcept {
-  constexpr std::size_t half = code_bytes / 2;
-  for (std::size_t i = 0; i < half; ++i) {
-    to[2 * i] = pair_of(low(codes[i]), low(codes[half + i]));
-    to[2 * i + 1] = pair_of(high(codes[i]), high(codes[half + i]));
-  }
-}
-
-// Reverses interleave().
-void separate(const std::byte* codes, std::byte* to) noexcept {
-  constexpr std::size_t half = code_bytes / 2;
-  for (std::size_t i = 0; i < half; ++i) {
-    to[i] = pair_of(low(codes[2 * i]), low(codes[2 * i + 1]));
-    to[half + i] = pair_of(high(codes[2 * i]), high(codes[2 * i + 1]));
-  }
-}
 
 // The output of a decoder for each block.
 enum class Made : std::uint8_t { blocks, codes, scales };
@@ -69,6 +46,12 @@ class BlockBytes final : public Decoder {
     for (std::uint64_t at = begin; at < end;) {
       const std::uint64_t inside = at % size;
       const std::uint64_t count = std::min(size - inside, end - at);
+      if (count == size) {
+        make(parts, at / size - first, target);
+        target += count;
+        at += count;
+        continue;
+      }
       make(parts, at / size - first, whole.data());
       std::memcpy(target, whole.data() + inside, count);
       target += count;
@@ -83,9 +66,9 @@ class BlockBytes final : public Decoder {
                    std::byte* to) noexcept {
     if constexpr (made == Made::blocks) {
       to[0] = parts[1][block];
-      interleave(parts[0] + block * code_bytes, to + 1);
+      nibbles::to_gguf(parts[0] + block * code_bytes, to + 1);
     } else if constexpr (made == Made::codes) {
-      separate(parts[0] + block * block_bytes + 1, to);
+      nibbles::from_gguf(parts[0] + block * block_bytes + 1, to);
     } else {
       to[0] = parts[0][block * block_bytes];
     }

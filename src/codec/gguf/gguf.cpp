@@ -9,6 +9,7 @@
 #include "kernels/gguf.h"
 #include "kernels/gguf/tables.h"
 #include "kernels/modelopt/scales.h"
+#include "kernels/nibbles.h"
 #include "kernels/number.h"
 
 namespace loadstone {
@@ -57,7 +58,10 @@ std::optional<BlockGrid> grid_of(BlockFormat format) {
   grid.columns = layout(format).elements;
   if (format == BlockFormat::tq2_0) grid.symmetric_codes = integer_codes(-1, 1);
   grid.has_minimum = format == BlockFormat::q4_1 || format == BlockFormat::q5_1;
-  if (format == BlockFormat::mxfp4) grid.scale = Dtype::f8_e8m0;
+  if (format == BlockFormat::mxfp4) {
+    grid.scale = Dtype::f8_e8m0;
+    grid.gives_codes = true;
+  }
   if (format == BlockFormat::nvfp4) {
     grid.scale = Dtype::f8_e4m3;
     grid.columns = scaled::nvfp4_block;
@@ -110,6 +114,23 @@ class BlockDecoder final : public Decoder {
     }
   }
 
+  // Supports MXFP4 only. The run consists of whole blocks.
+  float take_codes(ByteRange range, const CodeRun& run, std::span<const std::byte* const> parts,
+                   std::byte* codes, float* scales) const noexcept override {
+    const std::uint64_t size = block_.elements;
+    const std::byte* const blocks =
+        parts[0] + (run.begin / size - range.begin / size) * block_.bytes;
+    const std::uint64_t count = run.end - run.begin;
+    for (std::uint64_t i = 0; i * size < count; ++i) {
+      nibbles::from_gguf(blocks + i * block_.bytes + 1, codes + i * size / 2);
+    }
+    for (std::uint64_t i = 0; i * run.per_scale < count; ++i) {
+      const std::byte* const block = blocks + i * run.per_scale / size * block_.bytes;
+      scales[i] = number::load<Dtype::f8_e8m0>(block);
+    }
+    return 1;
+  }
+
  private:
   const DecodeBlocks decode_;  // null if the blocks are copied as bytes
   const BlockLayout block_;
@@ -137,7 +158,10 @@ class ScaledBlockDecoder final : public Decoder {
 
   [[nodiscard]] std::optional<BlockGrid> grid() const override {
     auto grid = blocks_.grid();
-    if (grid) grid->product = BlockProduct::twice;
+    if (grid) {
+      grid->product = BlockProduct::twice;
+      grid->gives_codes = false;
+    }
     return grid;
   }
 

@@ -9,6 +9,7 @@
 #include "base/ceil_div.h"
 #include "codec/scaled/scaled.h"
 #include "kernels/cast.h"
+#include "kernels/nibbles.h"
 #include "kernels/number.h"
 
 namespace loadstone::scaled {
@@ -116,6 +117,8 @@ class ScaledDecoder final : public Decoder {
   [[nodiscard]] std::optional<BlockGrid> grid() const override;
   void decode(std::uint64_t begin, std::uint64_t end, std::span<const std::byte* const> parts,
               std::byte* target) const noexcept override;
+  float take_codes(ByteRange range, const CodeRun& run, std::span<const std::byte* const> parts,
+                   std::byte* codes, float* scales) const noexcept override;
 
  private:
   [[nodiscard]] std::span<const float> codes() const noexcept;
@@ -128,6 +131,20 @@ class ScaledDecoder final : public Decoder {
   [[nodiscard]] std::uint64_t tiled_index(std::uint64_t row, std::uint64_t column) const noexcept {
     return row / tile_rows * tiles() + column / tile_columns * tile_columns * tile_rows +
            row % 32 * 16 + row % tile_rows / 32 * 4 + column % tile_columns;
+  }
+  // Returns the index of the scale of a block in the row of the element `at`.
+  [[nodiscard]] std::uint64_t scale_index(std::uint64_t at, std::uint64_t block) const noexcept {
+    if (form_.is_tiled) return tiled_index(at / form_.columns, block);
+    return at / form_.matrix_elements * form_.matrix_scales +
+           at % form_.matrix_elements / form_.columns / form_.block_rows * form_.scale_columns +
+           block;
+  }
+  // Returns the scale of the element's matrix. `begin`: the first element of the parts.
+  [[nodiscard]] float global_of(std::uint64_t at, std::uint64_t begin,
+                                std::span<const std::byte* const> parts) const noexcept {
+    const std::uint64_t matrix =
+        form_.global_count == 1 ? 0 : at / form_.matrix_elements - begin / form_.matrix_elements;
+    return number::load<Dtype::f32>(parts[2] + matrix * sizeof(float));
   }
   void load(std::uint64_t at, const std::byte* codes, float* values,
             std::uint64_t count) const noexcept;
@@ -237,7 +254,8 @@ std::optional<BlockGrid> ScaledDecoder::grid() const {
       .divides_scales = form_.global == Global::divisor,
       .rows = form_.block_rows,
       .columns = form_.block_columns,
-      .is_flat = is_divided};
+      .is_flat = is_divided,
+      .gives_codes = !form_.has_zeros && !is_divided && form_.codes != Codes::row_pairs};
 }
 
 void ScaledDecoder::apply(float scale, float* values, std::uint64_t count) const noexcept {
@@ -257,25 +275,19 @@ void ScaledDecoder::decode(std::uint64_t begin, std::uint64_t end,
   const std::uint64_t first_scale = scale_bytes(begin, end).begin / element_bytes(form_.scale);
   const Cast round = cast_between(Dtype::f32, form_.dtype);
   const std::size_t target_bytes = element_bytes(form_.dtype);
-  const std::uint64_t matrix_elements = form_.matrix_elements;
   for (std::uint64_t at = begin; at < end;) {
     const std::uint64_t column = at % form_.columns;
     const std::uint64_t count = std::min({run_max, form_.columns - column, end - at});
     load(at, parts[0] + (code_bytes(at, at + count).begin - first_code), values.data(), count);
-    const std::uint64_t row_scale =
-        at / matrix_elements * form_.matrix_scales +
-        at % matrix_elements / form_.columns / form_.block_rows * form_.scale_columns;
+    const std::uint64_t row_scale = scale_index(at, 0);
     for (std::uint64_t i = 0; i < count;) {
       const std::uint64_t block = (column + i) / form_.block_columns;
       const std::uint64_t run = std::min((block + 1) * form_.block_columns - column - i, count - i);
       const std::uint64_t index =
-          (form_.is_tiled ? tiled_index(at / form_.columns, block) : row_scale + block) -
-          first_scale;
+          (form_.is_tiled ? scale_index(at, block) : row_scale + block) - first_scale;
       float scale = scale_at(form_.scale, parts[1], index);
       if (form_.global != Global::none) {
-        const std::uint64_t matrix =
-            form_.global_count == 1 ? 0 : at / matrix_elements - begin / matrix_elements;
-        const float global = number::load<Dtype::f32>(parts[2] + matrix * sizeof(float));
+        const float global = global_of(at, begin, parts);
         scale = form_.global == Global::factor ? number::product(scale, global)
                                                : number::quotient(scale, global);
       }
@@ -290,6 +302,33 @@ void ScaledDecoder::decode(std::uint64_t begin, std::uint64_t end,
               target + (at - begin) * target_bytes, count);
     at += count;
   }
+}
+
+float ScaledDecoder::take_codes(ByteRange range, const CodeRun& run,
+                                std::span<const std::byte* const> parts, std::byte* codes,
+                                float* scales) const noexcept {
+  const ByteRange bytes = code_bytes(run.begin, run.end);
+  const std::byte* const from = parts[0] + (bytes.begin - code_bytes(range.begin, range.end).begin);
+  if (form_.codes == Codes::fp4_high_first) {
+    nibbles::swap_halves(from, bytes.size(), codes);
+  } else {
+    std::memcpy(codes, from, bytes.size());
+  }
+  const std::uint64_t size = element_bytes(form_.scale);
+  const std::uint64_t first_scale = scale_bytes(range.begin, range.end).begin / size;
+  const std::uint64_t column = run.begin % form_.columns;
+  const std::uint64_t count = ceil_div(run.end - run.begin, run.per_scale);
+  if (run.per_scale == form_.block_columns && !form_.is_tiled) {
+    const std::uint64_t index = scale_index(run.begin, column / form_.block_columns) - first_scale;
+    cast_between(form_.scale == Dtype::u8 ? Dtype::f8_e8m0 : form_.scale, Dtype::f32)
+        .run(parts[1] + index * size, reinterpret_cast<std::byte*>(scales), count);
+  } else {
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const std::uint64_t block = (column + i * run.per_scale) / form_.block_columns;
+      scales[i] = scale_at(form_.scale, parts[1], scale_index(run.begin, block) - first_scale);
+    }
+  }
+  return form_.global == Global::none ? 1 : global_of(run.begin, range.begin, parts);
 }
 
 }  // namespace

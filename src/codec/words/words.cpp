@@ -60,7 +60,8 @@ class WordDecoder : public Decoder {
                      .symmetric_codes = form_.has_zeros ? symmetric : std::span<const float>(),
                      .scale = form_.scale,
                      .rows = is_across && !form_.has_one_scale ? 1 : group,
-                     .columns = is_across ? group : 1};
+                     .columns = is_across ? group : 1,
+                     .gives_codes = is_across};
   }
 
  protected:
@@ -256,6 +257,28 @@ class GroupedColumns final : public WordDecoder {
       write(values.data(), count, target + (at - begin) * size);
       at += count;
     }
+  }
+
+  // Call for runs that begin at a byte.
+  float take_codes(ByteRange range, const CodeRun& run, std::span<const std::byte* const> parts,
+                   std::byte* codes, float* scales) const noexcept override {
+    const std::uint64_t first = range.begin / form_.columns;
+    const std::uint64_t row = run.begin / form_.columns;
+    const std::uint64_t column = run.begin % form_.columns;
+    const std::uint64_t count = run.end - run.begin;
+    const std::byte* const from =
+        parts[0] + (row - first) * row_words() * word_bytes + column * form_.bits / 8;
+    std::memcpy(codes, from, count * form_.bits / 8);
+    if (form_.bits == 8) {
+      for (std::uint64_t i = 0; i < count; ++i) codes[i] ^= std::byte{0x80};
+    }
+    const auto half = static_cast<float>(1u << (form_.bits - 1));
+    for (std::uint64_t i = 0; i * run.per_scale < count; ++i) {
+      const std::uint64_t group = (column + i * run.per_scale) / form_.group_size;
+      const bool is_middle = !form_.has_zeros || zero_of_group(row, first, group, parts) == half;
+      scales[i] = is_middle ? scale_of(row, first, group, parts[1]) : number::invalid_nan;
+    }
+    return 1;
   }
 
  private:

@@ -12,48 +12,37 @@
 #include "codec/block_grid.h"
 #include "convert/lossless.h"
 #include "engine/box_read.h"
-#include "kernels/number.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
 
 namespace {
 
-// Returns true if blocks whose scale is a code have the same scale with the reciprocal.
-bool is_exact(float scale, float reciprocal) {
-  return std::ranges::all_of(float_codes(Dtype::f8_e4m3), [&](float code) {
-    return number::quotient(code, reciprocal) == number::product(code, scale);
-  });
-}
-
-// Returns the reciprocal that compressed-tensors stores, or a float next to it that is exact. With
-// the dialect "exact", no scale has an infinite reciprocal.
-float reciprocal_of(float scale, bool is_searched, const OutputTensor& tensor) {
+// Returns the reciprocal that compressed-tensors stores. With the dialect "exact", no scale has an
+// infinite reciprocal.
+float reciprocal_of(float scale, const OutputTensor& tensor) {
   const float inverse = 1.0F / scale;
-  if (!std::isfinite(inverse) || !(inverse > 0)) {
-    throw Error("q.scale_value",
-                "the weight is so small that its scale has no finite inverse: use --mode exact, "
-                "or exclude it (--exclude)",
-                {.tensor = tensor.name,
-                 .found = fmt::format("1 / {}", scale),
-                 .expected = "a finite scale"});
-  }
-  if (!is_searched) return inverse;
-  for (const float near :
-       {inverse, std::nextafter(inverse, 0.0F), std::nextafter(inverse, FLT_MAX)}) {
-    if (is_exact(scale, near)) return near;
-  }
-  return inverse;
+  if (std::isfinite(inverse) && inverse > 0) return inverse;
+  throw Error(
+      "q.scale_value",
+      "the weight is so small that its scale has no finite inverse: use --mode exact, "
+      "or exclude it (--exclude)",
+      {.tensor = tensor.name, .found = fmt::format("1 / {}", scale), .expected = "a finite scale"});
 }
 
-// Replaces scales by their reciprocals. Returns false if one of them is searched for and inexact.
+// Replaces scales by their reciprocals. Returns false if values must stay equal and one of them
+// changes.
 bool invert(const OutputTensor& tensor, bool is_searched, std::span<std::byte> bytes) {
   bool are_exact = true;
   for (std::size_t at = 0; at + sizeof(float) <= bytes.size(); at += sizeof(float)) {
     float scale = 0;
     std::memcpy(&scale, bytes.data() + at, sizeof(scale));
-    const float reciprocal = reciprocal_of(scale, is_searched, tensor);
-    are_exact = are_exact && (!is_searched || is_exact(scale, reciprocal));
+    float reciprocal = reciprocal_of(scale, tensor);
+    if (is_searched) {
+      const auto same = same_divisor(scale);
+      are_exact = are_exact && same;
+      reciprocal = same.value_or(reciprocal);
+    }
     std::memcpy(bytes.data() + at, &reciprocal, sizeof(reciprocal));
   }
   return are_exact;

@@ -1,0 +1,55 @@
+// Changes the order of 32 codes of 4 bits in 16 bytes, between two adjacent codes per byte and
+// GGUF's order, in which a byte contains the codes i and i + 16.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace loadstone::nibbles {
+
+inline constexpr std::uint64_t low_halves = 0x0f0f0f0f0f0f0f0fu;
+
+// Returns a word with the four low bytes of `bytes` at its even positions.
+[[nodiscard]] constexpr std::uint64_t spread(std::uint64_t bytes) noexcept {
+  bytes &= 0xffffffffu;
+  bytes = (bytes | bytes << 16) & 0x0000ffff0000ffffu;
+  return (bytes | bytes << 8) & 0x00ff00ff00ff00ffu;
+}
+
+// Returns the four bytes at the even positions. Reverses spread().
+[[nodiscard]] constexpr std::uint64_t gather(std::uint64_t bytes) noexcept {
+  bytes &= 0x00ff00ff00ff00ffu;
+  bytes = (bytes | bytes >> 8) & 0x0000ffff0000ffffu;
+  return (bytes | bytes >> 16) & 0xffffffffu;
+}
+
+// Converts adjacent codes to GGUF's order.
+inline void to_gguf(const std::byte* codes, std::byte* to) noexcept {
+  std::array<std::uint64_t, 2> halves;
+  std::memcpy(halves.data(), codes, sizeof(halves));
+  const std::uint64_t even = (halves[0] & low_halves) | (halves[1] & low_halves) << 4;
+  const std::uint64_t odd = (halves[0] >> 4 & low_halves) | (halves[1] & ~low_halves);
+  const std::array<std::uint64_t, 2> made = {spread(even) | spread(odd) << 8,
+                                             spread(even >> 32) | spread(odd >> 32) << 8};
+  std::memcpy(to, made.data(), sizeof(made));
+}
+
+// Reverses to_gguf().
+inline void from_gguf(const std::byte* codes, std::byte* to) noexcept {
+  std::array<std::uint64_t, 2> halves;
+  std::memcpy(halves.data(), codes, sizeof(halves));
+  const std::uint64_t even = gather(halves[0]) | gather(halves[1]) << 32;
+  const std::uint64_t odd = gather(halves[0] >> 8) | gather(halves[1] >> 8) << 32;
+  const std::array<std::uint64_t, 2> made = {(even & low_halves) | (odd & low_halves) << 4,
+                                             (even >> 4 & low_halves) | (odd & ~low_halves)};
+  std::memcpy(to, made.data(), sizeof(made));
+}
+
+// Exchanges the two codes of each byte.
+inline void swap_halves(const std::byte* codes, std::uint64_t bytes, std::byte* to) noexcept {
+  for (std::uint64_t i = 0; i < bytes; ++i) to[i] = codes[i] << 4 | codes[i] >> 4;
+}
+
+}  // namespace loadstone::nibbles
