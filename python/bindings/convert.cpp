@@ -112,13 +112,10 @@ ConvertRun run_for(bool resume, std::optional<std::pair<std::uint32_t, std::uint
 }
 
 ConvertReport run(const Conversion& conversion, const std::string& target, nb::object callback,
-                  bool resume, std::optional<std::pair<std::uint32_t, std::uint32_t>> part,
-                  bool finish, bool overwrite, const std::string& receipt,
-                  const std::string& page_cache) {
+                  ConvertRun run) {
   PythonObserver observer(std::move(callback));
   const auto storage = observer.storage_for(*conversion.plan.catalog);
   return observer.watch([&] {
-    ConvertRun run = run_for(resume, part, finish, overwrite, receipt, page_cache);
     run.observer = &observer;
     run.storage = storage.get();
     return convert(conversion, target, run);
@@ -184,15 +181,10 @@ void bind_convert(nb::module_& module) {
       .def_prop_ro("file_count", [](const Conversion& self) { return self.files.size(); })
       .def(
           "check_target",
-          [](const Conversion& self, const std::string& target, bool resume,
-             std::optional<std::pair<std::uint32_t, std::uint32_t>> part, bool finish,
-             bool overwrite, const std::string& receipt) {
-            return check_target(self, target,
-                                run_for(resume, part, finish, overwrite, receipt, "auto"));
+          [](const Conversion& self, const std::string& target, const ConvertRun& run) {
+            return check_target(self, target, run);
           },
-          nb::arg("target"), nb::arg("resume") = false, nb::arg("part").none() = nb::none(),
-          nb::arg("finish") = false, nb::arg("overwrite") = false, nb::arg("receipt") = "",
-          uses_files())
+          nb::arg("target"), nb::arg("run"), uses_files())
       .def_prop_ro("files", &file_rows)
       .def("extra_text", &extra_text, nb::arg("name"))
       .def("to_json", [](const Conversion& self) { return to_json(self); })
@@ -227,10 +219,19 @@ void bind_convert(nb::module_& module) {
         return format ? std::optional(std::string(name(*format))) : std::nullopt;
       },
       nb::arg("target"));
+  nb::class_<ConvertRun>(module, "ConvertRun")
+      .def(
+          "__init__",
+          [](ConvertRun* self, bool resume,
+             std::optional<std::pair<std::uint32_t, std::uint32_t>> part, bool finish,
+             bool overwrite, const std::string& receipt, std::string_view page_cache) {
+            new (self) ConvertRun(run_for(resume, part, finish, overwrite, receipt, page_cache));
+          },
+          nb::kw_only(), nb::arg("resume") = false, nb::arg("part").none() = nb::none(),
+          nb::arg("finish") = false, nb::arg("overwrite") = false, nb::arg("receipt") = "",
+          nb::arg("page_cache") = "auto");
   module.def("convert", &run, nb::arg("conversion"), nb::arg("target"),
-             nb::arg("progress").none() = nb::none(), nb::arg("resume") = false,
-             nb::arg("part").none() = nb::none(), nb::arg("finish") = false,
-             nb::arg("overwrite") = false, nb::arg("receipt") = "", nb::arg("page_cache") = "auto");
+             nb::arg("progress").none() = nb::none(), nb::arg("run") = ConvertRun());
 }
 
 }  // namespace loadstone::python

@@ -295,15 +295,7 @@ class Conversion:
     ) -> list[tuple[int, list[tuple[str, tuple[int, ...], str, int, int]]]]: ...
     def extra_text(self, name: str) -> str | None: ...
     def require_ok(self) -> None: ...
-    def check_target(
-        self,
-        target: str,
-        resume: bool = False,
-        part: tuple[int, int] | None = None,
-        finish: bool = False,
-        overwrite: bool = False,
-        receipt: str = "",
-    ) -> list[Finding]: ...
+    def check_target(self, target: str, run: ConvertRun) -> list[Finding]: ...
     def to_json(self) -> str: ...
     def to_table(self, tensors: bool = False) -> str: ...
 
@@ -338,16 +330,24 @@ def merge_options(
     tie: str = "split",
 ) -> MergeOptions: ...
 def make_conversion(catalog: Catalog, **options: Any) -> Conversion: ...
+
+class ConvertRun:
+    def __init__(
+        self,
+        *,
+        resume: bool = False,
+        part: tuple[int, int] | None = None,
+        finish: bool = False,
+        overwrite: bool = False,
+        receipt: str = "",
+        page_cache: str = "auto",
+    ) -> None: ...
+
 def convert(
     conversion: Conversion,
     target: str,
     progress: Callable[[int, int], object] | None = None,
-    resume: bool = False,
-    part: tuple[int, int] | None = None,
-    finish: bool = False,
-    overwrite: bool = False,
-    receipt: str = "",
-    page_cache: str = "auto",
+    run: ConvertRun = ...,
 ) -> ConvertReport: ...
 def convert_in_memory(conversion: Conversion, file: int, address: int, bytes: int) -> int: ...
 

@@ -491,10 +491,7 @@ TEST_F(Resume, RoomIsAskedForWhatIsStillToCome) {
   fs::remove(folder / "disk/.loadstone-out.done");
   EXPECT_EQ(code(resume), "convert.target");
   EXPECT_EQ(code({.resume = true, .overwrite = true}), "io.no_space");
-  for (const std::uint32_t count : {1u, 9u}) {
-    const ConvertRun one = {.part = ConvertPart{1, count}, .overwrite = true};
-    EXPECT_EQ(check_target(plan(), target, one).at(0).code, "io.no_space");
-  }
+  EXPECT_EQ(code({.part = ConvertPart{1, 9}, .overwrite = true}), "io.no_space");
   ::umount((folder / "disk").c_str());
 }
 

@@ -18,7 +18,6 @@ from loadstone._base.vocabulary import Style
 
 Quantize = str | Mapping[str, str]
 STYLES = get_args(Style)
-_Run = dict[str, Any]  # the core's resume, part, finish, overwrite and receipt
 
 
 @dataclass(frozen=True)
@@ -155,18 +154,19 @@ class OutputOptions:
                 raise wrong_kind("part", part, "two integers: (1, 4)")
             index, count = part
             part = count_argument("part", index), count_argument("part", count)
-        run: _Run = {
-            "resume": self.resume,
-            "part": part,
-            "finish": self.finish,
-            "overwrite": self.overwrite,
-            "receipt": self.receipt or "",
-        }
+        run = _core.ConvertRun(
+            resume=self.resume,
+            part=part,
+            finish=self.finish,
+            overwrite=self.overwrite,
+            receipt=self.receipt or "",
+            page_cache=self.page_cache,
+        )
         if self.dry_run:
             return _predict(conversion, target, run)
         require_ok(conversion)
         with show_progress(self.progress, "converting") as callback:
-            report = _core.convert(conversion, target, callback, **run, page_cache=self.page_cache)
+            report = _core.convert(conversion, target, callback, run)
         return ConvertReport(
             outputs=[Path(path) for path in report.outputs],
             **report.numbers(),
@@ -187,9 +187,9 @@ def require_ok(conversion: _core.Conversion) -> None:
         raise
 
 
-def _predict(conversion: _core.Conversion, target: str, run: _Run) -> ConvertReport:
+def _predict(conversion: _core.Conversion, target: str, run: _core.ConvertRun) -> ConvertReport:
     is_possible = all(finding.severity != "error" for finding in conversion.findings)
-    target_findings = conversion.check_target(target, **run) if is_possible else []
+    target_findings = conversion.check_target(target, run) if is_possible else []
     return ConvertReport(
         outputs=[],
         seconds=0.0,

@@ -112,7 +112,7 @@ def test_an_output_is_replaced_until_somebody_changes_it(source: Path, tmp_path:
     for dtype in ("float16", "bfloat16", "float16"):
         loadstone.convert(source, target, dtype=dtype)
     target.write_bytes(target.read_bytes())
-    with pytest.raises(loadstone.PlanError, match="or that changed since: 'out.safetensors'"):
+    with pytest.raises(loadstone.PlanError, match=r"or that changed since: 'out\.safetensors'"):
         loadstone.convert(source, target, dtype="float16")
     loadstone.convert(source, target, dtype="float16", overwrite=True)
     loadstone.convert(source, target, dtype="bfloat16")

@@ -8,6 +8,8 @@
 
 #include "base/text.h"
 #include "catalog/paths.h"
+#include "convert/write/container.h"
+#include "convert/write/extras.h"
 #include "convert/write/files.h"
 #include "convert/write/output.h"
 #include "convert/write/state.h"
@@ -105,6 +107,38 @@ std::string changed_sources(const std::vector<SourceState>& now,
       "source files that have been modified or replaced since, so that their values may differ "
       "(size and header are the same): {}",
       name_list(names));
+}
+
+// Returns the names of those files that no earlier conversion into this target wrote, or that have
+// changed since. `names`: files of the target.
+std::vector<std::string> foreign_files(const TargetPlace& place,
+                                       const std::vector<std::string>& names,
+                                       WritableStorage& storage) {
+  // A killed run removes its work folder after it has written the record.
+  if (is_plain_folder(storage, place.work)) return {};
+  const auto record = read_record(place, storage);
+  std::vector<std::string> foreign = names;
+  std::erase_if(foreign, [&](const std::string& name) {
+    if (!record) return false;
+    const auto file = std::ranges::find(record->outputs, name, &SourceState::path);
+    return file != record->outputs.end() && is_same_file(place, *file, storage);
+  });
+  return foreign;
+}
+
+// Rejects the replacement of weights that loadstone did not write: SOURCE and TARGET may have been
+// confused.
+Finding foreign_model(const TargetPlace& place, const std::vector<std::string>& names) {
+  return {.severity = Severity::error,
+          .code = "convert.target",
+          .sources = names,
+          .message = fmt::format("'{}' already exists, and the conversion would replace {} that no "
+                                 "earlier conversion into it wrote, or that changed since: {}",
+                                 printable(place.shown, 400), counted(names.size(), "file"),
+                                 name_list(names)),
+          .suggestion =
+              "check that SOURCE and TARGET are in the right order, and choose a "
+              "different target; or, to replace the files, add --overwrite"};
 }
 
 }  // namespace
@@ -214,19 +248,35 @@ ConvertReport report_finished(const Conversion& conversion, const std::string& t
   return report;
 }
 
-std::vector<std::string> foreign_files(const TargetPlace& place,
-                                       const std::vector<std::string>& names,
-                                       WritableStorage& storage) {
-  // A killed run removes its work folder after it has written the record.
-  if (is_plain_folder(storage, place.work)) return {};
-  const auto record = read_record(place, storage);
-  std::vector<std::string> foreign = names;
-  std::erase_if(foreign, [&](const std::string& name) {
-    if (!record) return false;
-    const auto file = std::ranges::find(record->outputs, name, &SourceState::path);
-    return file != record->outputs.end() && is_same_file(place, *file, storage);
+void tell_replaced(const Conversion& conversion, const std::string& difference,
+                   const ConvertRun& run, WritableStorage& storage, TargetPlace& place) {
+  std::vector<std::string> names = place.older;
+  std::erase_if(names, [&](const std::string& name) {
+    return !container_of(conversion.format).is_output_name(name, conversion.stem);
   });
-  return foreign;
+  if (conversion.one_file && place.exists) names = {""};
+  const auto shown = [&](std::vector<std::string> files) {
+    for (std::string& name : files) {
+      if (name.empty()) name = file_name(place.path);
+    }
+    return files;
+  };
+  const auto foreign = foreign_files(place, names, storage);
+  if (!foreign.empty() && !run.overwrite) {
+    return place.findings.push_back(foreign_model(place, shown(foreign)));
+  }
+  names = conversion.one_file ? shown(names) : place.older;
+  if (names.empty()) return;
+  std::ranges::copy_if(place.others, std::back_inserter(names),
+                       [&](const std::string& name) { return is_extra_name(conversion, name); });
+  const bool is_resumed = run.resume || run.part || run.finish;
+  std::string message = fmt::format("the conversion replaces {}{}", counted(names.size(), "file"),
+                                    foreign.empty() ? " of an earlier output" : "");
+  if (!difference.empty()) message += ", " + difference;
+  place.findings.push_back({.severity = is_resumed ? Severity::warning : Severity::info,
+                            .code = "convert.replaced",
+                            .sources = names,
+                            .message = message + ": " + name_list(names)});
 }
 
 void record_finished(const Conversion& conversion, const std::string& target, const ConvertRun& run,

@@ -37,11 +37,12 @@ inline constexpr const char* resumed_code = "convert.resumed";
 [[nodiscard]] ConvertReport report_finished(const Conversion& conversion, const std::string& target,
                                             const ConvertRun& run, WritableStorage& storage);
 
-// Returns the names of those files that no earlier conversion into this target wrote, or that have
-// changed since. `names`: files of the target.
-[[nodiscard]] std::vector<std::string> foreign_files(const TargetPlace& place,
-                                                     const std::vector<std::string>& names,
-                                                     WritableStorage& storage);
+// Adds a finding about the files that the conversion replaces, and how the earlier output differs,
+// if this is known. It is an error if no earlier conversion into this target wrote a file, or the
+// file has changed since: source and target may have been exchanged. For a resumed run it is a
+// warning, because such a run was meant to keep finished work.
+void tell_replaced(const Conversion& conversion, const std::string& difference,
+                   const ConvertRun& run, WritableStorage& storage, TargetPlace& place);
 
 // Writes the record of a complete target.
 void record_finished(const Conversion& conversion, const std::string& target, const ConvertRun& run,

@@ -408,53 +408,6 @@ static void report_lost_vocabulary(WritableStorage& storage, const Conversion& c
            "copy tokenizer.json or tokenizer.model of the original model into the output folder"});
 }
 
-// Rejects the replacement of weights that loadstone did not write: SOURCE and TARGET may have been
-// confused.
-static Finding foreign_model(const TargetPlace& place, const std::vector<std::string>& names) {
-  return {.severity = Severity::error,
-          .code = "convert.target",
-          .sources = names,
-          .message = fmt::format("'{}' already exists, and the conversion would replace {} that no "
-                                 "earlier conversion into it wrote, or that changed since: {}",
-                                 printable(place.shown, 400), counted(names.size(), "file"),
-                                 name_list(names)),
-          .suggestion =
-              "check that SOURCE and TARGET are in the right order, and choose a "
-              "different target; or, to replace the files, add --overwrite"};
-}
-
-// Reports the files that the conversion replaces, and how the earlier output differs, if this is
-// known. A resumed run warns, because it was meant to keep finished work.
-static void tell_replaced(WritableStorage& storage, const Conversion& conversion,
-                          const std::string& difference, const ConvertRun& run,
-                          TargetPlace& place) {
-  std::vector<std::string> names = place.older;
-  std::erase_if(names, is_claim);
-  if (conversion.one_file && place.exists) names = {""};
-  const auto shown = [&](std::vector<std::string> files) {
-    for (std::string& name : files) {
-      if (name.empty()) name = file_name(place.path);
-    }
-    return files;
-  };
-  const auto foreign = foreign_files(place, names, storage);
-  if (!foreign.empty() && !run.overwrite) {
-    return place.findings.push_back(foreign_model(place, shown(foreign)));
-  }
-  names = conversion.one_file ? shown(names) : place.older;
-  if (names.empty()) return;
-  std::ranges::copy_if(place.others, std::back_inserter(names),
-                       [&](const std::string& name) { return is_extra_name(conversion, name); });
-  const bool is_resumed = run.resume || run.part || run.finish;
-  std::string message = fmt::format("the conversion replaces {}{}", counted(names.size(), "file"),
-                                    foreign.empty() ? " of an earlier output" : "");
-  if (!difference.empty()) message += ", " + difference;
-  place.findings.push_back({.severity = is_resumed ? Severity::warning : Severity::info,
-                            .code = "convert.replaced",
-                            .sources = names,
-                            .message = message + ": " + name_list(names)});
-}
-
 std::vector<Finding> check_target_in(WritableStorage& storage, const Conversion& conversion,
                                      const std::string& target, const ConvertRun& run) {
   std::string difference;
@@ -463,7 +416,7 @@ std::vector<Finding> check_target_in(WritableStorage& storage, const Conversion&
     return {*std::move(finding)};
   }
   TargetPlace place = look_at_target(conversion, target, storage);
-  tell_replaced(storage, conversion, difference, run, place);
+  tell_replaced(conversion, difference, run, storage, place);
   report_lost_vocabulary(storage, conversion, place);
   check_extras(conversion, storage);
   for (const OutputFile& file : conversion.files) {
