@@ -46,6 +46,6 @@ def is_model_folder(path: object) -> bool:
         return False
     try:
         config = json.loads((Path(os.fsdecode(path)) / "config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(config, dict) and "_class_name" not in config
