@@ -103,7 +103,7 @@ std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
     text += fmt::format("\nkept      {} of files that were finished before",
                         human_bytes(report.bytes_kept));
   }
-  if (const Finding* const replaced = with_code("convert.replaced")) {
+  if (const Finding* const replaced = with_code("convert.replaced"); replaced && !run.part) {
     text += "\nreplaced  " + counted(replaced->sources.size(), "file");
   }
   for (const Finding& each : report.findings) {

@@ -245,7 +245,7 @@ TEST_F(Finished, AChangedSourceOrOutputIsMadeAgain) {
   folder.write("out/model-00002-of-00003.safetensors", shard);
   const auto error = error_of([&] { run(resume); });
   EXPECT_EQ(error->code(), "convert.target");
-  EXPECT_THAT(error->message(), HasSubstr("that changed since: 'model-00002-of-00003.safeten"));
+  EXPECT_THAT(error->message(), HasSubstr("has changed since: 'model-00002-of-00003.safeten"));
   EXPECT_GT(run(overwrite), 0u);
   EXPECT_NE(read_file(target + "/model-00002-of-00003.safetensors"), shard);
   EXPECT_EQ(run(resume), 0u);
@@ -264,7 +264,7 @@ TEST_F(Finished, ALostCompanionIsMadeAgain) {
   EXPECT_EQ(run(conversion, resume), 0u);
   fs::remove(target + "/config.json");
   EXPECT_GT(run(conversion, resume), 0u);
-  EXPECT_THAT(message("convert.replaced"), HasSubstr("in which a file next to the model is missi"));
+  EXPECT_THAT(message("convert.replaced"), HasSubstr("in which 'config.json' is missing"));
   EXPECT_TRUE(fs::exists(target + "/config.json"));
 }
 

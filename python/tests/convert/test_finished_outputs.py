@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -42,7 +43,7 @@ def test_a_replaced_output_is_reported(source: Path, target: Path, tmp_path: Pat
     assert text in output(*words(source, target, "bf16"), "--dry-run")
     planned = loadstone.convert(source, target, dtype="bfloat16", dry_run=True)
     (finding,) = (each for each in planned.findings if each.code == "convert.replaced")
-    assert finding.severity == "info"
+    assert finding.severity == "warning"
     assert text in finding.message and "the first is 'layers.0'" in finding.message
     assert len(finding.sources) == 5
     assert "replaced  5 files\n" in output(*words(source, target, "bf16"))
@@ -91,7 +92,7 @@ def test_a_model_that_loadstone_did_not_write_is_not_replaced(
     command = ["merge", *models] if merge else ["convert", str(source), str(target)]
     arguments = ([source, (source, 1.0)], target) if merge else (source, target)
     run = loadstone.merge if merge else loadstone.convert
-    text = f"'{target}' already exists, and the conversion would replace 1 file that no earlier"
+    text = f"'{target}' already exists, and no record shows that an earlier conversion wrote 1 file"
     advice = "check that SOURCE and TARGET are in the right order"
     for more in ((), ("--dry-run",)):
         shown = output(*command, *more, status=2)
@@ -112,7 +113,9 @@ def test_an_output_is_replaced_until_somebody_changes_it(source: Path, tmp_path:
     for dtype in ("float16", "bfloat16", "float16"):
         loadstone.convert(source, target, dtype=dtype)
     target.write_bytes(target.read_bytes())
-    with pytest.raises(loadstone.PlanError, match=r"or that changed since: 'out\.safetensors'"):
+    with pytest.raises(
+        loadstone.PlanError, match=r"but a file has changed since: 'out\.safetensors'"
+    ):
         loadstone.convert(source, target, dtype="float16")
     loadstone.convert(source, target, dtype="float16", overwrite=True)
     loadstone.convert(source, target, dtype="bfloat16")
@@ -124,6 +127,57 @@ def test_the_rest_of_an_output_is_replaced_if_a_shard_is_lost(source: Path, targ
     lost.unlink()
     loadstone.convert(source, target, dtype="float16", shard_size=SHARD, resume=True)
     assert lost.read_bytes() == before
+
+
+def test_a_conversion_does_not_replace_what_its_source_was_made_from(
+    source: Path, target: Path, tmp_path: Path
+) -> None:
+    quantized = tmp_path / "quantized"
+    loadstone.convert(target, quantized, dtype="bfloat16", shard_size=SHARD)
+    before = {path: path.read_bytes() for path in target.iterdir()}
+    with pytest.raises(loadstone.PlanError, match="the source was made from") as caught:
+        loadstone.convert(quantized, target, dtype="float32", shard_size=SHARD)
+    assert caught.value.code == "convert.target"
+    text = output(*words(quantized, target, "f32"), "--dry-run", status=2)
+    assert f"the source was made from '{target}'" in text
+    assert {path: path.read_bytes() for path in target.iterdir()} == before
+    loadstone.convert(quantized, target, dtype="float32", shard_size=SHARD, overwrite=True)
+    loadstone.convert(source, quantized, dtype="bfloat16", shard_size=SHARD)
+
+
+def test_a_config_of_the_user_is_not_replaced_in_silence(source: Path, tmp_path: Path) -> None:
+    config = {"model_type": "other"}
+    (source / "config.json").write_text(json.dumps(config))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(config | {"mine": 1}))
+    (finding,) = loadstone.convert(source, tmp_path / "mine", dry_run=True).findings
+    assert (finding.severity, finding.sources) == ("warning", ["config.json"])
+    assert "the conversion replaces 1 file: 'config.json'" in finding.message
+
+
+def test_lost_companions_are_named(source: Path, tmp_path: Path) -> None:
+    (source / "config.json").write_text("{}")
+    options: dict[str, Any] = {"receipt": "xxh3-128", "resume": True}
+    loadstone.convert(source, tmp_path / "out", **options)
+    (tmp_path / "out" / "receipt.json").unlink()
+    (finding,) = loadstone.convert(source, tmp_path / "out", dry_run=True, **options).findings
+    assert "in which 'receipt.json' is missing" in finding.message
+    loadstone.convert(source, tmp_path / "out", **options)
+    assert (tmp_path / "out" / "receipt.json").exists()
+
+
+def test_a_run_that_discards_finished_shards_warns(source: Path, tmp_path: Path) -> None:
+    loadstone.convert(source, tmp_path / "out", dtype="float16", shard_size=SHARD, part=(1, 2))
+    command = words(source, tmp_path / "out", "f16")
+    assert "unfinished conversion in 2 parts" in output(*command, "--dry-run", status=1)
+    (tmp_path / ".loadstone-out.part/state.json").write_text(
+        (tmp_path / ".loadstone-out.part/state.json")
+        .read_text()
+        .replace('"parts": 2', '"parts": 0')
+    )
+    text = output(*command, "--dry-run")
+    assert "the conversion discards 2 of 4 files that a stopped run of it finished" in text
+    assert "to keep them, add --resume" in text
 
 
 def test_a_touched_source_is_reported_before_it_is_read(source: Path, target: Path) -> None:

@@ -3,7 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <iterator>
+#include <map>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "base/text.h"
@@ -15,6 +19,7 @@
 #include "convert/write/state.h"
 #include "convert/write/work_folder.h"
 #include "loadstone/error.h"
+#include "storage/remote_path.h"
 
 namespace loadstone {
 
@@ -63,18 +68,28 @@ std::string lost_text(const std::vector<std::string>& lost) {
   return fmt::format(
       "in which {} {} missing or changed (the run writes all files again, because loadstone keeps "
       "no digests of single shards after a conversion is finished)",
-      name_list(lost), lost.size() == 1 ? "is" : "are");
+      name_list(lost), is_or_are(lost));
 }
 
-bool has_companions(const Conversion& conversion, const TargetPlace& place,
-                    WritableStorage& storage) {
-  return std::ranges::all_of(conversion.extras, [&](const ExtraFile& extra) {
-    return storage.status(file_of(place, extra.name)).has_value();
+// Returns the files next to the model, the receipt included, that the output lacks.
+std::vector<std::string> missing_companions(const Conversion& conversion, const TargetPlace& place,
+                                            const ConvertRun& run, WritableStorage& storage) {
+  std::vector<std::string> names;
+  for (const ExtraFile& extra : conversion.extras) names.push_back(extra.name);
+  if (run.receipt) names.push_back(receipt_name(conversion, place.path));
+  const std::string& folder = conversion.one_file ? place.parent : place.path;
+  std::erase_if(names, [&](const std::string& name) {
+    return storage.status(folder + "/" + name).has_value();
   });
+  return names;
 }
 
-std::optional<WorkState> read_record(const TargetPlace& place, WritableStorage& storage) {
-  const auto text = storage.read_begin(place.record, state_bytes_max);
+const char* is_or_are(const std::vector<std::string>& names) {
+  return names.size() == 1 ? "is" : "are";
+}
+
+std::optional<WorkState> read_record(const std::string& path, WritableStorage& storage) {
+  const auto text = storage.read_begin(path, state_bytes_max);
   if (!text) return std::nullopt;
   try {
     return work_state_from_json(*text);
@@ -109,36 +124,85 @@ std::string changed_sources(const std::vector<SourceState>& now,
       name_list(names));
 }
 
-// Returns the names of those files that no earlier conversion into this target wrote, or that have
-// changed since. `names`: files of the target.
-std::vector<std::string> foreign_files(const TargetPlace& place,
-                                       const std::vector<std::string>& names,
-                                       WritableStorage& storage) {
-  // A killed run removes its work folder after it has written the record.
-  if (is_plain_folder(storage, place.work)) return {};
-  const auto record = read_record(place, storage);
-  std::vector<std::string> foreign = names;
-  std::erase_if(foreign, [&](const std::string& name) {
-    if (!record) return false;
-    const auto file = std::ranges::find(record->outputs, name, &SourceState::path);
-    return file != record->outputs.end() && is_same_file(place, *file, storage);
-  });
-  return foreign;
+// Returns the files that the earlier conversion read which wrote the source, if it left a record.
+std::vector<SourceState> sources_of_source(const Conversion& conversion, WritableStorage& storage) {
+  std::set<std::string> paths;
+  for (const Shard& shard : conversion.plan.catalog->shards()) {
+    if (is_remote(shard.path)) continue;
+    paths.insert(record_path(shard.path));
+    paths.insert(record_path(std::filesystem::path(shard.path).parent_path().string()));
+  }
+  std::vector<SourceState> sources;
+  for (const std::string& path : paths) {
+    if (auto record = read_record(path, storage)) {
+      std::ranges::move(record->sources, std::back_inserter(sources));
+    }
+  }
+  return sources;
 }
 
-// Rejects the replacement of weights that loadstone did not write: SOURCE and TARGET may have been
-// confused.
-Finding foreign_model(const TargetPlace& place, const std::vector<std::string>& names) {
-  return {.severity = Severity::error,
-          .code = "convert.target",
-          .sources = names,
-          .message = fmt::format("'{}' already exists, and the conversion would replace {} that no "
-                                 "earlier conversion into it wrote, or that changed since: {}",
-                                 printable(place.shown, 400), counted(names.size(), "file"),
-                                 name_list(names)),
-          .suggestion =
-              "check that SOURCE and TARGET are in the right order, and choose a "
-              "different target; or, to replace the files, add --overwrite"};
+bool is_among(const std::vector<SourceState>& files, const FileIdentity& file) {
+  return std::ranges::any_of(files, [&](const SourceState& each) {
+    return each.bytes == file.bytes && each.modified_ns == file.modified_ns &&
+           each.inode == file.inode;
+  });
+}
+
+// The reason why the conversion must not replace files of the target.
+enum class Kept : std::uint8_t { unknown, changed, is_source };
+
+std::optional<Kept> reason_to_keep(const TargetPlace& place, const std::string& name,
+                                   const std::optional<WorkState>& record,
+                                   const std::vector<SourceState>& before,
+                                   WritableStorage& storage) {
+  const auto status = storage.status(file_of(place, name));
+  if (status && is_among(before, status->identity)) return Kept::is_source;
+  // A killed run removes its work folder after it has written the record.
+  if (is_plain_folder(storage, place.work)) return std::nullopt;
+  if (!record) return Kept::unknown;
+  const auto file = std::ranges::find(record->outputs, name, &SourceState::path);
+  if (file == record->outputs.end()) return Kept::unknown;
+  return is_same_file(place, *file, storage) ? std::nullopt : std::optional(Kept::changed);
+}
+
+// Rejects the replacement of weights that no earlier conversion can write again: SOURCE and TARGET
+// may have been exchanged. `names`: the weights and the index.
+std::optional<Finding> kept_model(const Conversion& conversion, const TargetPlace& place,
+                                  const std::vector<std::string>& names, WritableStorage& storage) {
+  if (names.empty()) return std::nullopt;
+  const auto record = read_record(place.record, storage);
+  const std::vector<SourceState> before = sources_of_source(conversion, storage);
+  std::map<Kept, std::vector<std::string>> kept;
+  for (const std::string& name : names) {
+    const auto reason = reason_to_keep(place, name, record, before, storage);
+    if (reason) kept[*reason].emplace_back(file_name(file_of(place, name)));
+  }
+  if (kept.empty()) return std::nullopt;
+  const auto& [reason, files] = *kept.rbegin();
+  const std::string target = printable(place.shown, 400);
+  const std::string count = counted(files.size(), "file");
+  const std::string list = name_list(files);
+  Finding finding = {
+      .severity = Severity::error,
+      .code = "convert.target",
+      .sources = files,
+      .message = fmt::format("'{}' already exists, and no record shows that an earlier conversion "
+                             "wrote {} that this conversion would replace: {}",
+                             target, count, list),
+      .suggestion =
+          "check that SOURCE and TARGET are in the right order, and choose a different "
+          "target; or, to replace the files, add --overwrite"};
+  if (reason == Kept::changed) {
+    finding.message = fmt::format("an earlier conversion wrote '{}', but {} changed since: {}",
+                                  target, files.size() == 1 ? "a file has" : count + " have", list);
+    finding.suggestion = "choose a different target; or, to replace the files, add --overwrite";
+  } else if (reason == Kept::is_source) {
+    finding.message = fmt::format(
+        "the source was made from '{}', which this conversion would "
+        "replace: {}",
+        target, list);
+  }
+  return finding;
 }
 
 }  // namespace
@@ -146,7 +210,7 @@ Finding foreign_model(const TargetPlace& place, const std::vector<std::string>& 
 std::optional<Finding> finished_earlier(const Conversion& conversion, const TargetPlace& place,
                                         const ConvertRun& run, WritableStorage& storage,
                                         std::string& difference) {
-  const auto found = read_record(place, storage);
+  const auto found = read_record(place.record, storage);
   if (!found || found->outputs.empty()) return std::nullopt;
   const std::vector<std::string> lost = lost_files(place, *found, storage);
   const WorkState now = state_of(conversion, storage);
@@ -169,15 +233,18 @@ std::optional<Finding> finished_earlier(const Conversion& conversion, const Targ
   }
   if (!difference.empty()) {
     difference = "which was made with " + difference;
-  } else if (is_resumed && !has_companions(conversion, place, storage)) {
-    difference = "in which a file next to the model is missing";
+  } else if (is_resumed) {
+    const auto missing = missing_companions(conversion, place, run, storage);
+    if (!missing.empty()) {
+      difference = fmt::format("in which {} {} missing", name_list(missing), is_or_are(missing));
+    }
   }
   if (!difference.empty() || !is_resumed) return std::nullopt;
   return Finding{
       .severity = Severity::info,
       .code = complete_code,
       .message = fmt::format("'{}' is already complete: an earlier run of this conversion finished "
-                             "it, and neither its files nor the source have changed since",
+                             "it, and neither its weights nor the source have changed since",
                              printable(place.shown, 400))};
 }
 
@@ -186,6 +253,27 @@ static Finding about_resume(std::string message, std::string suggestion = {}) {
           .code = resumed_code,
           .message = std::move(message),
           .suggestion = std::move(suggestion)};
+}
+
+// Warns that a run which is not resumed discards finished files, and rejects it if they are parts.
+static std::optional<Finding> discarded_work(const Conversion& conversion, const TargetPlace& place,
+                                             WritableStorage& storage) {
+  const auto found = known_work_state(storage, place.work);
+  require_undivided(found, place.work);
+  const std::string files = place.work + "/files";
+  std::size_t count = 0;
+  if (is_plain_folder(storage, files)) {
+    for (std::uint32_t i = 0; i < conversion.files.size(); ++i) {
+      if (is_whole(storage, conversion, files, i)) ++count;
+    }
+  }
+  if (count == 0) return std::nullopt;
+  return Finding{.severity = Severity::warning,
+                 .code = "convert.replaced",
+                 .message = fmt::format("the conversion discards {} of {} that a stopped run of it "
+                                        "finished",
+                                        count, counted(conversion.files.size(), "file")),
+                 .suggestion = "to keep them, add --resume"};
 }
 
 std::optional<Finding> resumed_work(const Conversion& conversion, const TargetPlace& place,
@@ -197,7 +285,7 @@ std::optional<Finding> resumed_work(const Conversion& conversion, const TargetPl
         "starts from the beginning",
         "to resume a stopped run, choose a folder as the target");
   }
-  if (!run.resume && !run.part && !run.finish) return std::nullopt;
+  if (!run.resume && !run.part && !run.finish) return discarded_work(conversion, place, storage);
   const auto found = read_work_state(storage, place.work);
   if (!found) return std::nullopt;
   WorkState state = state_of(conversion, storage);
@@ -251,29 +339,23 @@ ConvertReport report_finished(const Conversion& conversion, const std::string& t
 void tell_replaced(const Conversion& conversion, const std::string& difference,
                    const ConvertRun& run, WritableStorage& storage, TargetPlace& place) {
   std::vector<std::string> names = place.older;
-  std::erase_if(names, [&](const std::string& name) {
-    return !container_of(conversion.format).is_output_name(name, conversion.stem);
-  });
   if (conversion.one_file && place.exists) names = {""};
-  const auto shown = [&](std::vector<std::string> files) {
-    for (std::string& name : files) {
-      if (name.empty()) name = file_name(place.path);
-    }
-    return files;
-  };
-  const auto foreign = foreign_files(place, names, storage);
-  if (!foreign.empty() && !run.overwrite) {
-    return place.findings.push_back(foreign_model(place, shown(foreign)));
-  }
-  names = conversion.one_file ? shown(names) : place.older;
-  if (names.empty()) return;
+  std::vector<std::string> weights = names;
+  std::erase_if(weights, [&](const std::string& name) {
+    return !name.empty() && !container_of(conversion.format).is_output_name(name, conversion.stem);
+  });
+  auto kept = kept_model(conversion, place, weights, storage);
+  if (kept && !run.overwrite) return place.findings.push_back(*std::move(kept));
   std::ranges::copy_if(place.others, std::back_inserter(names),
                        [&](const std::string& name) { return is_extra_name(conversion, name); });
-  const bool is_resumed = run.resume || run.part || run.finish;
+  if (names.empty()) return;
+  if (names.front().empty()) names = {std::string(file_name(place.path))};
+  const bool is_output = !kept && !weights.empty();
   std::string message = fmt::format("the conversion replaces {}{}", counted(names.size(), "file"),
-                                    foreign.empty() ? " of an earlier output" : "");
+                                    is_output ? " of an earlier output" : "");
   if (!difference.empty()) message += ", " + difference;
-  place.findings.push_back({.severity = is_resumed ? Severity::warning : Severity::info,
+  const bool is_same = is_output && difference.empty();
+  place.findings.push_back({.severity = is_same ? Severity::info : Severity::warning,
                             .code = "convert.replaced",
                             .sources = names,
                             .message = message + ": " + name_list(names)});

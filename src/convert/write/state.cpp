@@ -306,6 +306,24 @@ std::optional<WorkState> read_work_state(WritableStorage& storage, const std::st
   }
 }
 
+WorkState known_work_state(WritableStorage& storage, const std::string& folder) {
+  try {
+    return read_work_state(storage, folder).value_or(WorkState());
+  } catch (const Error& error) {
+    if (error.code() != "convert.state") throw;
+    return {};
+  }
+}
+
+void require_undivided(const WorkState& state, const std::string& folder) {
+  if (state.parts == 0) return;
+  throw Error("convert.state",
+              fmt::format("the folder contains an unfinished conversion in {} parts: finish or "
+                          "resume it, or remove the folder",
+                          state.parts),
+              {.path = folder});
+}
+
 std::optional<WorkDifference> work_difference(const WorkState& state, const WorkState& found) {
   if (found.program != state.program) {
     return WorkDifference{"a different version of loadstone", found.program, state.program};

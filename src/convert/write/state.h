@@ -68,6 +68,12 @@ struct WorkDifference {
 [[nodiscard]] std::optional<WorkState> read_work_state(WritableStorage& storage,
                                                        const std::string& folder);
 
+// Like read_work_state(), but returns an empty state if no state is stored, or if the work cannot
+// be continued; its files are then set aside.
+[[nodiscard]] WorkState known_work_state(WritableStorage& storage, const std::string& folder);
+// Rejects work that is divided into parts: a run without `resume` never discards parts.
+void require_undivided(const WorkState& state, const std::string& folder);
+
 // Returns the first difference between a run's state and the state of earlier work. Ignores
 // `parts`. Also ignores the time, inode and version of sources, which differ between copies.
 [[nodiscard]] std::optional<WorkDifference> work_difference(const WorkState& state,

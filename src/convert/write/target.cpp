@@ -295,6 +295,11 @@ static TargetPlace look_at_split(WritableStorage& storage, const Conversion& con
   return place;
 }
 
+std::string record_path(const std::string& target) {
+  const std::string parent = fs::path(target).parent_path().string();
+  return (parent.empty() ? "." : parent) + "/" + hidden_name(target, ".done");
+}
+
 TargetPlace place_of(const Conversion& conversion, const std::string& target,
                      WritableStorage& storage) {
   require_local(target);
@@ -311,7 +316,7 @@ TargetPlace place_of(const Conversion& conversion, const std::string& target,
     throw Error("io.not_found", "the target's folder does not exist", {.path = place.parent});
   }
   place.shown = place.path;
-  place.record = place.parent + "/" + hidden_name(place.path, ".done");
+  place.record = record_path(place.path);
   place.work = place.parent + "/" + hidden_name(place.path, work_suffix);
   if (conversion.is_split) place.path = place.parent;
   return place;

@@ -29,6 +29,8 @@ struct TargetPlace {
   std::vector<Finding> findings;  // warnings about files that stay next to the output
 };
 
+// Returns the path of the file that records the conversion to a target, see finished.h.
+[[nodiscard]] std::string record_path(const std::string& target);
 // Returns the paths of the target, without looking at its files. Throws Error "convert.target" for
 // a name that no target can have, and "io.not_found" if the parent folder does not exist.
 [[nodiscard]] TargetPlace place_of(const Conversion& conversion, const std::string& target,

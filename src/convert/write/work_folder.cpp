@@ -116,24 +116,13 @@ void WorkFolder::open_whole(const ConvertRun& run) {
   const bool is_there = has_state();
   if (is_there && keeps_) return take_over(run.finish);
   if (run.finish) refuse_nothing_done();
-  require_undivided();
+  require_undivided(known_work_state(storage_, path_), path_);
   check_named();
   begin();
 }
 
 void WorkFolder::refuse_nothing_done() const {
   throw Error("convert.incomplete", "no part of this conversion has run", {.path = place_.path});
-}
-
-// Rejects work that is divided into parts: a run without `resume` never discards parts.
-void WorkFolder::require_undivided() const {
-  const std::uint32_t parts = known_state().parts;
-  if (parts == 0) return;
-  throw Error("convert.state",
-              fmt::format("the folder contains an unfinished conversion in {} parts: finish or "
-                          "resume it, or remove the folder",
-                          parts),
-              {.path = path_});
 }
 
 // Creates an empty folder with the state of this conversion.
@@ -369,17 +358,6 @@ WorkState WorkFolder::read_state() const {
               {.path = path_ + "/state.json"});
 }
 
-// Returns the stored state. Returns an empty state if no state is stored, or if the work cannot be
-// continued; its files are then set aside.
-WorkState WorkFolder::known_state() const {
-  try {
-    return has_state() ? read_state() : WorkState();
-  } catch (const Error& error) {
-    if (error.code() != "convert.state") throw;
-    return {};
-  }
-}
-
 void WorkFolder::write_state() {
   storage_.write_whole(path_ + "/state.json", unfinished("state.json"), to_json(state_));
   storage_.sync_folder(path_);
@@ -438,7 +416,7 @@ void WorkFolder::empty_files(const WorkState& known) {
 }
 
 void WorkFolder::clear() {
-  empty_files(known_state());
+  empty_files(known_work_state(storage_, path_));
   forget_exchange();
   storage_.remove(path_ + "/state.json");
   for (const std::string& name : storage_.list(path_)) {

@@ -89,7 +89,6 @@ class WorkFolder {
   void forget_exchange() noexcept;
   void put_back_old() noexcept;
   [[noreturn]] void refuse_nothing_done() const;
-  void require_undivided() const;
   void check_named();
   [[nodiscard]] bool all_are_named() const;
   [[nodiscard]] bool exchange_is_done();
@@ -97,7 +96,6 @@ class WorkFolder {
   [[nodiscard]] bool target_is_whole() const;
   [[nodiscard]] bool has_state() const;
   [[nodiscard]] WorkState read_state() const;
-  [[nodiscard]] WorkState known_state() const;
   void write_state();
   void remove_unfinished(const std::vector<bool>& wanted);
   [[nodiscard]] bool remove_modules(const WorkState& known);
