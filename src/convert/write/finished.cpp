@@ -64,6 +64,10 @@ std::vector<std::string> lost_files(const TargetPlace& place, const WorkState& r
   return lost;
 }
 
+const char* is_or_are(const std::vector<std::string>& names) {
+  return names.size() == 1 ? "is" : "are";
+}
+
 std::string lost_text(const std::vector<std::string>& lost) {
   return fmt::format(
       "in which {} {} missing or changed (the run writes all files again, because loadstone keeps "
@@ -82,10 +86,6 @@ std::vector<std::string> missing_companions(const Conversion& conversion, const 
     return storage.status(folder + "/" + name).has_value();
   });
   return names;
-}
-
-const char* is_or_are(const std::vector<std::string>& names) {
-  return names.size() == 1 ? "is" : "are";
 }
 
 std::optional<WorkState> read_record(const std::string& path, WritableStorage& storage) {
