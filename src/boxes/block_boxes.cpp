@@ -55,6 +55,7 @@ bool blocks_are_within(const Box& box, const Shape& source, const BlockGrid& fro
   if (!keeps_to_rows(from, all) || !keeps_to_rows(to, made)) return false;
   BoxDim column = {.source_stride = 1};
   BoxDim row = {.source_stride = all.columns};
+  bool steps_matrices = true;  // true if all other dimensions step whole matrices
   for (const BoxDim& dim : box.dims) {
     if (dim.extent == 1) continue;
     if (dim.target_stride == 1) {
@@ -63,6 +64,9 @@ bool blocks_are_within(const Box& box, const Shape& source, const BlockGrid& fro
       row = dim;
     } else if (dim.target_stride % made.columns != 0 || dim.source_stride % all.columns != 0) {
       return false;
+    } else {
+      steps_matrices = steps_matrices && dim.target_stride % (made.rows * made.columns) == 0 &&
+                       dim.source_stride % (all.rows * all.columns) == 0;
     }
   }
   if (column.extent > made.columns) {  // rows that are adjacent in source and target
@@ -72,6 +76,7 @@ bool blocks_are_within(const Box& box, const Shape& source, const BlockGrid& fro
   }
   const bool is_transposed = column.source_stride == all.columns && row.source_stride == 1;
   const bool has_rows = std::min(to.rows, made.rows) > 1;
+  if (!steps_matrices && (is_transposed || has_rows)) return false;
   if (!is_transposed && (column.source_stride != 1 || row.source_stride % all.columns != 0 ||
                          (has_rows && row.source_stride != all.columns))) {
     return false;

@@ -287,7 +287,7 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   if (work.was_committed()) {
     report.outputs = output_paths(conversion, place.path);
     for (const OutputFile& file : conversion.files) report.bytes_kept += file.byte_count();
-    record_finished(conversion, target, run, disk);
+    record_finished(place, prepare_record(conversion, place, run, place.path, disk), disk);
     work.remove();
     return report;
   }
@@ -316,8 +316,7 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   if (run.part) {
     report.outputs = work.finished_paths(*run.part);
   } else {
-    report.outputs = output.commit(target, run.receipt);
-    record_finished(conversion, target, run, disk);
+    report.outputs = output.commit(target, run);
     work.remove();
   }
   report.bytes_written = output.bytes_written();

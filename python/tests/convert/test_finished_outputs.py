@@ -114,7 +114,7 @@ def test_an_output_is_replaced_until_somebody_changes_it(source: Path, tmp_path:
         loadstone.convert(source, target, dtype=dtype)
     target.write_bytes(target.read_bytes())
     with pytest.raises(
-        loadstone.PlanError, match=r"but a file has changed since: 'out\.safetensors'"
+        loadstone.PlanError, match=r"has changed since: 'out\.safetensors'"
     ):
         loadstone.convert(source, target, dtype="float16")
     loadstone.convert(source, target, dtype="float16", overwrite=True)

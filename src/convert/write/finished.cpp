@@ -29,22 +29,31 @@ std::string file_of(const TargetPlace& place, const std::string& name) {
   return name.empty() ? place.path : place.path + "/" + name;
 }
 
-// Returns the files with tensors and the index, with their sizes, times and inodes. A missing file
-// has size 0.
-std::vector<SourceState> files_of(const Conversion& conversion, const TargetPlace& place,
+// Returns true for files that a module next to the model consists of.
+bool is_weights(const Conversion& conversion, std::string_view name) {
+  return container_of(conversion.format).is_model_name(name);
+}
+
+// Returns the weights and the index, with their sizes, times and inodes. `files`: the folder of the
+// files, or the path of the single file. A missing file has size 0.
+std::vector<SourceState> files_of(const Conversion& conversion, const std::string& files,
                                   WritableStorage& storage) {
-  std::vector<SourceState> files;
+  std::vector<SourceState> states;
   const auto add = [&](const std::string& name) {
-    const FileIdentity found = storage.status(file_of(place, name)).value_or(FileStatus()).identity;
-    files.push_back({.path = name,
-                     .bytes = found.bytes,
-                     .modified_ns = found.modified_ns,
-                     .inode = found.inode,
-                     .header_digest = {}});
+    const std::string path = name.empty() ? files : files + "/" + name;
+    const FileIdentity found = storage.status(path).value_or(FileStatus()).identity;
+    states.push_back({.path = name,
+                      .bytes = found.bytes,
+                      .modified_ns = found.modified_ns,
+                      .inode = found.inode,
+                      .header_digest = {}});
   };
   for (const OutputFile& file : conversion.files) add(file.name);
   if (!conversion.index_name.empty()) add(conversion.index_name);
-  return files;
+  for (const ExtraFile& extra : conversion.extras) {
+    if (is_weights(conversion, extra.name)) add(extra.name);
+  }
+  return states;
 }
 
 bool is_same_file(const TargetPlace& place, const SourceState& file, WritableStorage& storage) {
@@ -152,29 +161,54 @@ bool is_among(const std::vector<SourceState>& files, const FileIdentity& file) {
 enum class Kept : std::uint8_t { unknown, changed, is_source };
 
 std::optional<Kept> reason_to_keep(const TargetPlace& place, const std::string& name,
-                                   const std::optional<WorkState>& record,
+                                   const std::vector<WorkState>& records,
                                    const std::vector<SourceState>& before,
                                    WritableStorage& storage) {
   const auto status = storage.status(file_of(place, name));
   if (status && is_among(before, status->identity)) return Kept::is_source;
-  // A killed run removes its work folder after it has written the record.
-  if (is_plain_folder(storage, place.work)) return std::nullopt;
-  if (!record) return Kept::unknown;
-  const auto file = std::ranges::find(record->outputs, name, &SourceState::path);
-  if (file == record->outputs.end()) return Kept::unknown;
-  return is_same_file(place, *file, storage) ? std::nullopt : std::optional(Kept::changed);
+  auto reason = Kept::unknown;
+  for (const WorkState& record : records) {
+    const auto file = std::ranges::find(record.outputs, name, &SourceState::path);
+    if (file == record.outputs.end()) continue;
+    if (is_same_file(place, *file, storage)) return std::nullopt;
+    reason = Kept::changed;
+  }
+  return reason;
 }
 
-// Rejects the replacement of weights that no earlier conversion can write again: SOURCE and TARGET
-// may have been exchanged. `names`: the weights and the index.
+// Returns the weights and the index that the conversion replaces.
+std::vector<std::string> replaced_weights(const Conversion& conversion, const TargetPlace& place,
+                                          WritableStorage& storage) {
+  if (conversion.one_file) return std::vector<std::string>(place.exists ? 1 : 0);
+  std::vector<std::string> names = place.older;
+  std::erase_if(names, [&](const std::string& name) {
+    return !container_of(conversion.format).is_output_name(name, conversion.stem);
+  });
+  for (const ExtraFile& extra : conversion.extras) {
+    const bool is_replaced =
+        is_weights(conversion, extra.name) && storage.status(file_of(place, extra.name));
+    if (is_replaced) names.push_back(extra.name);
+  }
+  return names;
+}
+
+// The work folder has the record of the output that it contains, or that a killed run committed.
+std::string waiting_record(const TargetPlace& place) { return place.work + "/record"; }
+
+}  // namespace
+
 std::optional<Finding> kept_model(const Conversion& conversion, const TargetPlace& place,
-                                  const std::vector<std::string>& names, WritableStorage& storage) {
+                                  WritableStorage& storage) {
+  const std::vector<std::string> names = replaced_weights(conversion, place, storage);
   if (names.empty()) return std::nullopt;
-  const auto record = read_record(place.record, storage);
+  std::vector<WorkState> records;
+  for (const std::string& path : {place.record, waiting_record(place)}) {
+    if (auto record = read_record(path, storage)) records.push_back(*std::move(record));
+  }
   const std::vector<SourceState> before = sources_of_source(conversion, storage);
   std::map<Kept, std::vector<std::string>> kept;
   for (const std::string& name : names) {
-    const auto reason = reason_to_keep(place, name, record, before, storage);
+    const auto reason = reason_to_keep(place, name, records, before, storage);
     if (reason) kept[*reason].emplace_back(file_name(file_of(place, name)));
   }
   if (kept.empty()) return std::nullopt;
@@ -204,8 +238,6 @@ std::optional<Finding> kept_model(const Conversion& conversion, const TargetPlac
   }
   return finding;
 }
-
-}  // namespace
 
 std::optional<Finding> finished_earlier(const Conversion& conversion, const TargetPlace& place,
                                         const ConvertRun& run, WritableStorage& storage,
@@ -340,17 +372,14 @@ void tell_replaced(const Conversion& conversion, const std::string& difference,
                    const ConvertRun& run, WritableStorage& storage, TargetPlace& place) {
   std::vector<std::string> names = place.older;
   if (conversion.one_file && place.exists) names = {""};
-  std::vector<std::string> weights = names;
-  std::erase_if(weights, [&](const std::string& name) {
-    return !name.empty() && !container_of(conversion.format).is_output_name(name, conversion.stem);
-  });
-  auto kept = kept_model(conversion, place, weights, storage);
+  const bool has_weights = !names.empty();
+  auto kept = kept_model(conversion, place, storage);
   if (kept && !run.overwrite) return place.findings.push_back(*std::move(kept));
   std::ranges::copy_if(place.others, std::back_inserter(names),
                        [&](const std::string& name) { return is_extra_name(conversion, name); });
   if (names.empty()) return;
   if (names.front().empty()) names = {std::string(file_name(place.path))};
-  const bool is_output = !kept && !weights.empty();
+  const bool is_output = !kept && has_weights;
   std::string message = fmt::format("the conversion replaces {}{}", counted(names.size(), "file"),
                                     is_output ? " of an earlier output" : "");
   if (!difference.empty()) message += ", " + difference;
@@ -361,20 +390,38 @@ void tell_replaced(const Conversion& conversion, const std::string& difference,
                             .message = message + ": " + name_list(names)});
 }
 
-void record_finished(const Conversion& conversion, const std::string& target, const ConvertRun& run,
-                     WritableStorage& storage) {
-  const TargetPlace place = place_of(conversion, target, storage);
-  const std::string unfinished = place.record + ".unfinished";
-  storage.remove(place.record);
+// Ignores errors: without a record, a later run only does not know the output.
+static void write_record(const std::string& path, const std::string& text,
+                         WritableStorage& storage) {
+  const std::string unfinished = path + ".unfinished";
   storage.remove(unfinished);  // of a killed process
   try {
-    WorkState state = state_of(conversion, storage);
-    state.outputs = files_of(conversion, place, storage);
-    state.receipt = receipt_of(run);
-    storage.write_whole(place.record, unfinished, to_json(state));
+    storage.write_whole(path, unfinished, text);
   } catch (const Error&) {
-    storage.remove(unfinished);  // the target is complete; a later run only cannot know it
+    storage.remove(unfinished);
   }
+}
+
+std::string prepare_record(const Conversion& conversion, const TargetPlace& place,
+                           const ConvertRun& run, const std::string& files,
+                           WritableStorage& storage) {
+  WorkState state = state_of(conversion, storage);
+  state.outputs = files_of(conversion, files, storage);
+  state.receipt = receipt_of(run);
+  std::string text = to_json(state);
+  write_record(waiting_record(place), text, storage);
+  return text;
+}
+
+void record_finished(const TargetPlace& place, const std::string& text, WritableStorage& storage) {
+  storage.remove(place.record);
+  write_record(place.record, text, storage);
+}
+
+void adopt_record(const TargetPlace& place, WritableStorage& storage) {
+  const auto record = read_record(waiting_record(place), storage);
+  if (!record || !lost_files(place, *record, storage).empty()) return;
+  record_finished(place, to_json(*record), storage);
 }
 
 }  // namespace loadstone

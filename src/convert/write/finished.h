@@ -44,8 +44,19 @@ inline constexpr const char* resumed_code = "convert.resumed";
 void tell_replaced(const Conversion& conversion, const std::string& difference,
                    const ConvertRun& run, WritableStorage& storage, TargetPlace& place);
 
+// Rejects the replacement of weights that no earlier conversion can write again: source and target
+// may have been exchanged. Returns an error "convert.target", or nullopt.
+[[nodiscard]] std::optional<Finding> kept_model(const Conversion& conversion,
+                                                const TargetPlace& place, WritableStorage& storage);
+
+// Writes the record of an output that is about to be committed into the work folder, and returns
+// its text. `files`: the folder of the finished files, or the path of the single file.
+[[nodiscard]] std::string prepare_record(const Conversion& conversion, const TargetPlace& place,
+                                         const ConvertRun& run, const std::string& files,
+                                         WritableStorage& storage);
 // Writes the record of a complete target.
-void record_finished(const Conversion& conversion, const std::string& target, const ConvertRun& run,
-                     WritableStorage& storage);
+void record_finished(const TargetPlace& place, const std::string& text, WritableStorage& storage);
+// Writes the record for a run that was killed after it had committed its output.
+void adopt_record(const TargetPlace& place, WritableStorage& storage);
 
 }  // namespace loadstone

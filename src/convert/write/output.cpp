@@ -11,6 +11,7 @@
 #include "convert/write/container.h"
 #include "convert/write/extras.h"
 #include "convert/write/files.h"
+#include "convert/write/finished.h"
 #include "convert/write/target.h"
 #include "convert/write/work_folder.h"
 #include "loadstone/error.h"
@@ -330,19 +331,28 @@ std::string Output::commit_file(const TargetPlace& place, std::optional<DigestKi
   return path;
 }
 
-std::vector<std::string> Output::commit(const std::string& target,
-                                        std::optional<DigestKind> receipt) {
+std::vector<std::string> Output::commit(const std::string& target, const ConvertRun& run) {
+  const auto& receipt = run.receipt;
   // Other processes may have changed the target.
   const TargetPlace place = look_at_target(conversion_, target, storage_);
+  const auto kept = kept_model(conversion_, place, storage_);
+  if (kept && !run.overwrite) require_no_errors({*kept});
+  const auto prepared = [&](const std::string& files) {
+    return prepare_record(conversion_, place, run, files, storage_);
+  };
   if (conversion_.one_file) {
+    const std::string record = prepared(files_.front().part_path);
     const std::string beside = commit_file(place, receipt);
     syncs_.sync_folder(storage_, place.parent);
+    record_finished(place, record, storage_);
     if (receipt) return {place.path, beside};
     return {place.path};
   }
   write_beside(receipt);
+  const std::string record = prepared(work_.files());
   syncs_.sync_folder(storage_, work_.files());
   Commit(conversion_, work_, place, storage_, syncs_).run();
+  record_finished(place, record, storage_);
   auto paths = output_paths(conversion_, place.path);
   if (receipt) paths.push_back(place.path + "/" + receipt_name(conversion_, {}));
   return paths;

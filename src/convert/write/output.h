@@ -105,8 +105,9 @@ class Output final : public OutputFiles {
   void keep(std::uint32_t file, Receipt receipt) { receipts_[file] = std::move(receipt); }
 
   // Gives all finished files their names in the target, the index last, and returns their paths.
-  // `receipt`: also writes a receipt for all files, with digests of this kind.
-  std::vector<std::string> commit(const std::string& target, std::optional<DigestKind> receipt);
+  // Also writes the run's receipt for all files, and the record of the output. Throws Error
+  // "convert.target" if the target has a model that must not be replaced.
+  std::vector<std::string> commit(const std::string& target, const ConvertRun& run);
 
   [[nodiscard]] std::uint64_t bytes_written() const noexcept { return bytes_written_; }
   // Time during which at least one thread synced.

@@ -13,6 +13,7 @@
 #include "convert/write/container.h"
 #include "convert/write/extras.h"
 #include "convert/write/files.h"
+#include "convert/write/finished.h"
 #include "convert/write/state.h"
 #include "loadstone/error.h"
 #include "receipt/receipt_file.h"
@@ -90,6 +91,7 @@ WorkFolder::WorkFolder(const Conversion& conversion, const TargetPlace& place,
   locks_.take(run);
   try {
     recover_old();
+    adopt_record(place_, storage_);
     if (run.part) {
       open_part(*run.part);
     } else {
@@ -419,6 +421,7 @@ void WorkFolder::clear() {
   empty_files(known_work_state(storage_, path_));
   forget_exchange();
   storage_.remove(path_ + "/state.json");
+  storage_.remove(path_ + "/record");
   for (const std::string& name : storage_.list(path_)) {
     if (name.ends_with(receipt_suffix)) storage_.remove(path_ + "/" + name);
   }

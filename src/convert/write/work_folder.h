@@ -5,6 +5,7 @@
 //                        state.lock        held while a part reads or writes the state
 //                        part-00002.lock   held by the process that does this part
 //                        state.json        the conversion and its sources
+//                        record            the complete output, see finished.h
 //                        SHARD.unfinished-*
 //                        SHARD.receipt.json     digests of a shard and of its sources
 //                        files/            complete shards under their own names, synced to disk;
