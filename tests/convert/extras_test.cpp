@@ -125,7 +125,9 @@ TEST_F(Extras, MayBeInFolders) {
   // The conversion replaces the older output and its folders in one step.
   folder.write("out/2_Dense/model.safetensors", "older");
   folder.write("out/notes.md", "text");
-  convert(plan(modules), target);
+  EXPECT_THAT(error_of([&] { convert(plan(modules), target); })->message(),
+              ::testing::HasSubstr("a file has changed since: '2_Dense/model.safetensors'"));
+  convert(plan(modules), target, {.overwrite = true});
   expect_all("again");
   EXPECT_EQ(read_file(target + "/notes.md"), "text");
   // An unknown file in an output folder prevents the replacement.

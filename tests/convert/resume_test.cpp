@@ -25,6 +25,7 @@ using namespace ::testing;
 
 constexpr ConvertRun resume = {.resume = true};
 constexpr ConvertRun finish = {.finish = true};
+constexpr ConvertRun replace = {.finish = true, .overwrite = true};
 
 ConvertRun on(Storage& storage, ConvertRun run) {
   run.storage = &storage;
@@ -374,9 +375,9 @@ TEST_F(Resume, EndedWhenANewTargetHadItsName) {
   fs::copy_file(folder / "whole" + index, files + index);
   fs::rename(work + "/files", target);
   fs::resize_file(target + index, 10);
-  EXPECT_EQ(code(finish), "convert.incomplete");  // control
+  EXPECT_EQ(code(replace), "convert.incomplete");  // control
   fs::copy_file(folder / "whole" + index, target + index, fs::copy_options::overwrite_existing);
-  const auto report = convert(plan(), target, finish);
+  const auto report = convert(plan(), target, replace);
   EXPECT_THAT(report.outputs, SizeIs(6));
   EXPECT_EQ(report.bytes_kept, plan().bytes_to_write);
   expect_whole();
@@ -395,18 +396,19 @@ TEST_F(Resume, EndedAroundTheExchange) {
     std::string older = read_file(target + first);
     older.back() = static_cast<char>(older.back() ^ 1);
     folder.write("out" + first, older);
-    convert(plan(), target, {.part = ConvertPart{1, 1}, .overwrite = true});
+    const ConvertRun whole = {.part = ConvertPart{1, 1}, .overwrite = true};
+    convert(plan(), target, whole);
     const std::string index = "/model.safetensors.index.json";
     fs::copy_file(target + index, files + index);
     folder.write(".loadstone-out.part/exchange",
                  inode(work + "/files") + " " + inode(target) + "\n");
-    EXPECT_EQ(code(part(1, 1)), "convert.state");
+    EXPECT_EQ(code(whole), "convert.state");
     if (exchanged) {
       fs::rename(target, folder / "aside");
       fs::rename(work + "/files", target);
       fs::rename(folder / "aside", work + "/files");
     }
-    EXPECT_EQ(convert(plan(), target, finish).bytes_kept > 0, exchanged);
+    EXPECT_EQ(convert(plan(), target, replace).bytes_kept > 0, exchanged);
     expect_whole();
     fs::remove_all(target);
   }

@@ -225,7 +225,7 @@ def _convert_in_parts(
         "imatrix": _absolute("imatrix", arguments["imatrix"]),
         "threads": arguments["threads"] or 1,
     }
-    planned = convert(**arguments, dry_run=True)
+    planned = convert(**arguments, resume=True, dry_run=True)
     if dry_run:
         return planned
     require_no_errors(planned.findings)

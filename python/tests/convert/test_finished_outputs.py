@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -113,9 +114,7 @@ def test_an_output_is_replaced_until_somebody_changes_it(source: Path, tmp_path:
     for dtype in ("float16", "bfloat16", "float16"):
         loadstone.convert(source, target, dtype=dtype)
     target.write_bytes(target.read_bytes())
-    with pytest.raises(
-        loadstone.PlanError, match=r"has changed since: 'out\.safetensors'"
-    ):
+    with pytest.raises(loadstone.PlanError, match=r"has changed since: 'out\.safetensors'"):
         loadstone.convert(source, target, dtype="float16")
     loadstone.convert(source, target, dtype="float16", overwrite=True)
     loadstone.convert(source, target, dtype="bfloat16")
@@ -178,6 +177,34 @@ def test_a_run_that_discards_finished_shards_warns(source: Path, tmp_path: Path)
     text = output(*command, "--dry-run")
     assert "the conversion discards 2 of 4 files that a stopped run of it finished" in text
     assert "to keep them, add --resume" in text
+
+
+def test_a_work_folder_proves_nothing_about_other_models(source: Path, tmp_path: Path) -> None:
+    original = tmp_path / "original"
+    original.mkdir()
+    save_file({"layers.0": torch.randn(4, 4)}, original / "model.safetensors")
+    before = (original / "model.safetensors").read_bytes()
+    (tmp_path / ".loadstone-original.part").mkdir()
+    with pytest.raises(loadstone.PlanError, match="no record shows"):
+        loadstone.convert(source, original)
+    options: dict[str, Any] = {"dtype": "float16", "shard_size": SHARD}
+    for part in (1, 2):
+        loadstone.convert(source, tmp_path / "out", part=(part, 2), **options)
+    shutil.copytree(original, tmp_path / "out")
+    with pytest.raises(loadstone.PlanError, match="no record shows"):
+        loadstone.convert(source, tmp_path / "out", finish=True, **options)
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
+
+
+def test_a_model_that_appears_during_the_run_is_not_replaced(source: Path, tmp_path: Path) -> None:
+    def appear(done: int, total: int) -> None:
+        if not target.exists():
+            save_file({"layers.0": torch.zeros(4, 4)}, target)
+
+    target = tmp_path / "out.safetensors"
+    with pytest.raises(loadstone.PlanError, match="no record shows"):
+        loadstone.convert(source, target, progress=appear)
+    assert target.stat().st_size < 1000
 
 
 def test_a_touched_source_is_reported_before_it_is_read(source: Path, target: Path) -> None:

@@ -209,7 +209,7 @@ std::optional<Finding> kept_model(const Conversion& conversion, const TargetPlac
   std::map<Kept, std::vector<std::string>> kept;
   for (const std::string& name : names) {
     const auto reason = reason_to_keep(place, name, records, before, storage);
-    if (reason) kept[*reason].emplace_back(file_name(file_of(place, name)));
+    if (reason) kept[*reason].push_back(name.empty() ? std::string(file_name(place.path)) : name);
   }
   if (kept.empty()) return std::nullopt;
   const auto& [reason, files] = *kept.rbegin();

@@ -313,7 +313,8 @@ void Output::write_beside(std::optional<DigestKind> receipt) {
 }
 
 // Commits a single file. Replaces an older receipt before the file that the receipt describes.
-std::string Output::commit_file(const TargetPlace& place, std::optional<DigestKind> receipt) {
+std::string Output::commit_file(const TargetPlace& place, std::optional<DigestKind> receipt,
+                                const std::string& record) {
   const std::string name = receipt_name(conversion_, place.path);
   const std::string path = place.parent + "/" + name;
   std::string text;
@@ -324,6 +325,7 @@ std::string Output::commit_file(const TargetPlace& place, std::optional<DigestKi
   if (is_receipt_file(storage_, path)) storage_.remove(path);
   storage_.rename(files_.front().part_path, place.path);
   files_.front().is_whole = true;
+  record_finished(place, record, storage_);
   if (receipt) {
     storage_.write_whole(path, work_.unfinished("receipt"), text);
     bytes_written_ += text.size();
@@ -342,9 +344,8 @@ std::vector<std::string> Output::commit(const std::string& target, const Convert
   };
   if (conversion_.one_file) {
     const std::string record = prepared(files_.front().part_path);
-    const std::string beside = commit_file(place, receipt);
+    const std::string beside = commit_file(place, receipt, record);
     syncs_.sync_folder(storage_, place.parent);
-    record_finished(place, record, storage_);
     if (receipt) return {place.path, beside};
     return {place.path};
   }
