@@ -25,6 +25,7 @@ using namespace ::testing;
 
 constexpr ConvertRun resume = {.resume = true};
 constexpr ConvertRun finish = {.finish = true};
+constexpr const char* index_file = "/model.safetensors.index.json";
 constexpr ConvertRun replace = {.finish = true, .overwrite = true};
 
 ConvertRun on(Storage& storage, ConvertRun run) {
@@ -371,12 +372,12 @@ TEST_F(Resume, TwoDoNotDoTheSame) {
 
 TEST_F(Resume, EndedWhenANewTargetHadItsName) {
   convert(plan(), target, part(1, 1));
-  const std::string index = "/model.safetensors.index.json";
-  fs::copy_file(folder / "whole" + index, files + index);
+  fs::copy_file(folder / "whole" + index_file, files + index_file);
   fs::rename(work + "/files", target);
-  fs::resize_file(target + index, 10);
+  fs::resize_file(target + index_file, 10);
   EXPECT_EQ(code(replace), "convert.incomplete");  // control
-  fs::copy_file(folder / "whole" + index, target + index, fs::copy_options::overwrite_existing);
+  fs::copy_file(folder / "whole" + index_file, target + index_file,
+                fs::copy_options::overwrite_existing);
   const auto report = convert(plan(), target, replace);
   EXPECT_THAT(report.outputs, SizeIs(6));
   EXPECT_EQ(report.bytes_kept, plan().bytes_to_write);
@@ -398,8 +399,7 @@ TEST_F(Resume, EndedAroundTheExchange) {
     folder.write("out" + first, older);
     const ConvertRun whole = {.part = ConvertPart{1, 1}, .overwrite = true};
     convert(plan(), target, whole);
-    const std::string index = "/model.safetensors.index.json";
-    fs::copy_file(target + index, files + index);
+    fs::copy_file(target + index_file, files + index_file);
     folder.write(".loadstone-out.part/exchange",
                  inode(work + "/files") + " " + inode(target) + "\n");
     EXPECT_EQ(code(whole), "convert.state");
@@ -419,12 +419,11 @@ TEST_F(Resume, EndedWhileNamesWereGiven) {
   work = target + "/.loadstone-out.part";
   files = work + "/files/";
   const std::string first = "model-00001-of-00005.safetensors";
-  const std::string index = "model.safetensors.index.json";
   const auto begin = [&](bool all) {
     fs::remove_all(target);
     folder.write("out/sub/file", "x");
     convert(plan(), target, part(1, 1));
-    fs::copy_file(folder / ("whole/" + index), files + index);
+    fs::copy_file(folder / "whole" + index_file, files + index_file);
     for (const std::string& name : names_in(folder / "whole")) {
       if (all || name == first) fs::create_hard_link(files + name, target + "/" + name);
     }
