@@ -368,8 +368,6 @@ TEST_F(Resume, TwoDoNotDoTheSame) {
   expect_whole();
 }
 
-// ---- interrupted renames
-
 TEST_F(Resume, EndedWhenANewTargetHadItsName) {
   convert(plan(), target, part(1, 1));
   fs::copy_file(folder / "whole" + index_file, files + index_file);
