@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import warnings
 from collections.abc import Iterator, Mapping
@@ -74,35 +73,12 @@ def offloaded_values(model: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     """
     return {
         name: found[0]
-        for name, weights, own_name in _offloaded_tensors(model)
+        for name, weights, own_name in offloaded_tensors(model)
         if (found := _stored(weights, own_name)) is not None
     }
 
 
-def save_offloaded_values(model: Any) -> None:
-    """Make ``save_pretrained`` write the values of tensors that hooks offload.
-
-    diffusers would create the folder, and then fail because these tensors are on meta.
-    """
-    if "save_pretrained" not in vars(model) and next(_offloaded_tensors(model), None):
-        method = functools.partial(_save_with_values, model)
-        model.save_pretrained = functools.update_wrapper(method, model.save_pretrained)
-
-
-def _save_with_values(model: Any, *args: Any, **kwargs: Any) -> Any:
-    def fill(module: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
-        for name, weights, own_name in _offloaded_tensors(module):
-            if prefix + name in state:
-                state[prefix + name] = weights[own_name]
-
-    handle = model._register_state_dict_hook(fill)
-    try:
-        return type(model).save_pretrained(model, *args, **kwargs)
-    finally:
-        handle.remove()
-
-
-def _offloaded_tensors(model: torch.nn.Module) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+def offloaded_tensors(model: torch.nn.Module) -> Iterator[tuple[str, Mapping[str, Any], str]]:
     """Yield plain tensors on meta whose hook has a weight map, and their names in this map."""
     for path, module in model.named_modules():
         for hook in flatten_hooks(module.__dict__.get("_hf_hook")):

@@ -44,6 +44,7 @@ from loadstone._adapters.diffusers.quantizers import (
     quantized_sizes,
 )
 from loadstone._adapters.diffusers.recipes import ModelRequest, WrongConfigError, float32_modules
+from loadstone._adapters.diffusers.saving import save_with_values
 from loadstone._adapters.patch import Hook, Hooks, suspended, with_hooks, within, wrap_if_active
 from loadstone._adapters.quantized import is_decodable
 from loadstone._adapters.sites.diffusers import SITES
@@ -56,6 +57,8 @@ from loadstone._skeleton.constructor import locked_skeleton
 
 # Limit on the configs of a load: a config may select a converter that requires another config.
 CONFIGS_MAX = 6
+
+_PLACING = ("max_memory", "offload_folder")
 
 # True if `from_single_file` takes a device map.
 PLACES_FILES = SITES.is_since("0.36")
@@ -73,6 +76,7 @@ def hooks() -> Hooks:
         (single_file_model.FromOriginalModelMixin, "from_single_file", _model_from_single_file),
         (single_file_utils, "load_state_dict", _load_state_dict),
         (modeling_utils.ModelMixin, "from_pretrained", _model_from_pretrained),
+        (modeling_utils.ModelMixin, "save_pretrained", save_with_values),
         (modeling_utils, "load_state_dict", _load_state_dict),
         (PeftAdapterMixin, "load_lora_adapter", with_hooks("peft")),
         (PeftAdapterMixin, "add_adapter", with_hooks("peft")),
@@ -243,6 +247,9 @@ def _load_single_file(
 ) -> Any:
     quantization = kwargs.get("quantization_config")
     with loading() as session:
+        # The library's function ignores these options.
+        passed = {name: kwargs.pop(name) for name in _PLACING if kwargs.get(name) is not None}
+        session.options = dataclasses.replace(session.options, **passed)
         session.is_single_file, session.notes = True, notes
         session.config_sources = ConfigSources(
             kwargs.get("config"), kwargs.get("cache_dir"), session.options.refuses_unsupported
