@@ -58,8 +58,6 @@ from loadstone._skeleton.constructor import locked_skeleton
 # Limit on the configs of a load: a config may select a converter that requires another config.
 CONFIGS_MAX = 6
 
-_PLACING = ("max_memory", "offload_folder")
-
 # True if `from_single_file` takes a device map.
 PLACES_FILES = SITES.is_since("0.36")
 
@@ -247,9 +245,7 @@ def _load_single_file(
 ) -> Any:
     quantization = kwargs.get("quantization_config")
     with loading() as session:
-        # The library's function ignores these options.
-        passed = {name: kwargs.pop(name) for name in _PLACING if kwargs.get(name) is not None}
-        session.options = dataclasses.replace(session.options, **passed)
+        _use_offload_folder(session, kwargs)
         session.is_single_file, session.notes = True, notes
         session.config_sources = ConfigSources(
             kwargs.get("config"), kwargs.get("cache_dir"), session.options.refuses_unsupported
@@ -262,6 +258,13 @@ def _load_single_file(
         model = original(cls, source, **kwargs)
         session.report_and_audit(model)
     return model
+
+
+def _use_offload_folder(session: DiffusersSession, kwargs: Mapping[str, Any]) -> None:
+    """Use the folder that the library's function received, or ignores for single files."""
+    folder = kwargs.get("offload_folder")
+    if folder is not None:  # in a pipeline, the component's own folder
+        session.options = dataclasses.replace(session.options, offload_folder=folder)
 
 
 def _get_mapping_function_kwargs(
@@ -444,9 +447,7 @@ def _load_pretrained_model(
     if session.unread_config is not None and not is_decodable(checkpoint.catalog):
         raise session.unread_config
     model._fix_state_dict_keys_on_load(checkpoint)
-    folder = kwargs.get("offload_folder")
-    if folder is not None:  # in a pipeline, the component's own folder
-        session.options = dataclasses.replace(session.options, offload_folder=folder)
+    _use_offload_folder(session, kwargs)
     names = model.state_dict().keys()
     _read(
         session,

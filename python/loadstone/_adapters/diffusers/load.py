@@ -12,7 +12,7 @@ import torch
 from accelerate import big_modeling
 
 from loadstone import _core
-from loadstone._adapters.accelerate_hooks import align_offloaded_weights, without_false_warning
+from loadstone._adapters.accelerate_hooks import check_offloaded_weights, without_false_warning
 from loadstone._adapters.diffusers.conversion import Conversion
 from loadstone._adapters.diffusers.local_configs import ConfigSources
 from loadstone._adapters.diffusers.recipes import ModelRequest, trace
@@ -134,7 +134,7 @@ class DiffusersSession(LoadSession):
             )
 
     def amend_report(self, model: Any, report: Report) -> None:
-        align_offloaded_weights(model)
+        check_offloaded_weights(model)
         save_offloaded_values(model)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from accelerate import cpu_offload, disk_offload
 from diffusers.hooks import apply_group_offloading
 from diffusers.hooks.group_offloading import _maybe_remove_and_reapply_group_offloading
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import loadstone
 
@@ -115,6 +116,24 @@ def test_a_device_map_with_a_layer_on_disk(folder: Path, tmp_path: Path) -> None
     assert result.changed == []
     model.proj_out.bias.add_(1)
     assert loadstone.audit(model).changed == ["proj_out.bias"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", ["replaced", "removed"])
+def test_files_that_hooks_read_must_not_change(folder: Path, tmp_path: Path, change: str) -> None:
+    source = tmp_path / "model"
+    shutil.copytree(folder, source)
+    places = {"": "cpu", "transformer_blocks.0": "disk"}
+    model = loaded(source, device_map=places, offload_folder=str(tmp_path / "offload"))
+    model(**INPUTS)
+    file = source / "diffusion_pytorch_model.safetensors"
+    if change == "replaced":
+        save_file({name: value * 2 for name, value in load_file(file).items()}, file)
+    else:
+        file.unlink()
+    with pytest.raises(loadstone.Error, match="load the model again") as caught:
+        model(**INPUTS)
+    assert caught.value.code == "io.changed" and caught.value.path == str(file)
 
 
 def test_offloaded_values_are_saved(folder: Path, tmp_path: Path) -> None:
