@@ -76,7 +76,9 @@ def check_offloaded_weights(model: torch.nn.Module) -> None:
         for hook in flatten_hooks(getattr(module, "_hf_hook", None)):
             weights: Any = getattr(hook, "weights_map", None)
             inner = getattr(weights, "inner", None)  # only OffloadedWeights has it
-            owner, name = (weights, "inner") if isinstance(inner, Mapping) else (hook, "weights_map")
+            owner, name = (
+                (weights, "inner") if isinstance(inner, Mapping) else (hook, "weights_map")
+            )
             weights = getattr(owner, name, None)
             if weights is None or isinstance(weights, _CheckedWeights):
                 continue

@@ -54,7 +54,7 @@ def tensors_of_disk_groups(model: torch.nn.Module) -> dict[int, str]:
     for module in model.modules():
         registry = module.__dict__.get("_diffusers_hook")
         for hook in getattr(registry, "hooks", {}).values():
-            group = getattr(hook, "group", None)
+            group: Any = getattr(hook, "group", None)
             if getattr(group, "_is_offloaded_to_disk", False):
                 reason = f"diffusers offloaded them to files in {group.offload_to_disk_path!r}"
                 found.update((id(tensor), reason) for tensor in group.tensor_to_key)

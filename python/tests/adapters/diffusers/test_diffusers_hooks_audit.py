@@ -99,9 +99,9 @@ def test_group_offload_to_disk_leaves_no_values(folder: Path, tmp_path: Path) ->
     assert set(result.unaccounted) == result.not_held.keys() == own
     with pytest.raises(loadstone.AuditError, match="offloaded them to files in .*load it again"):
         result.require_real()
-    with loadstone.patch("diffusers"):
-        with pytest.raises(loadstone.OptionError, match="Save the model before this offload"):
-            model.save_pretrained(tmp_path / "saved")
+    refused = pytest.raises(loadstone.OptionError, match="Save the model before this offload")
+    with loadstone.patch("diffusers"), refused:
+        model.save_pretrained(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
 
