@@ -50,7 +50,7 @@ def _fill(module: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
 
 def tensors_of_disk_groups(model: torch.nn.Module) -> dict[int, str]:
     """Return the tensors that diffusers' group offload stores in files, by ``id``."""
-    found = {}
+    found: dict[int, str] = {}
     for module in model.modules():
         registry = module.__dict__.get("_diffusers_hook")
         for hook in getattr(registry, "hooks", {}).values():

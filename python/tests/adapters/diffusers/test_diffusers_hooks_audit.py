@@ -97,7 +97,7 @@ def test_group_offload_to_disk_leaves_no_values(folder: Path, tmp_path: Path) ->
     torch.testing.assert_close(model(**INPUTS).sample, expected)
     result = loadstone.audit(model)
     assert set(result.unaccounted) == result.not_held.keys() == own
-    with pytest.raises(loadstone.AuditError, match="offloaded them to files in .*load it again"):
+    with pytest.raises(loadstone.AuditError, match=r"offloaded them to files in .*load it again"):
         result.require_real()
     refused = pytest.raises(loadstone.OptionError, match="Save the model before this offload")
     with loadstone.patch("diffusers"), refused:
