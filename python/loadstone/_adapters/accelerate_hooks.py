@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,12 +103,12 @@ def _file_of(weights: Any, name: str) -> str | None:
     entry = getattr(loader, "index", {}).get(name)
     if entry is None or name in loader.state_dict:
         return None
-    return entry.get("safetensors_file") or os.path.join(loader.save_folder, f"{name}.dat")
+    return entry.get("safetensors_file") or str(Path(loader.save_folder, f"{name}.dat"))
 
 
 def _version(file: str) -> tuple[int, int] | None:
     try:
-        status = os.stat(file)
+        status = Path(file).stat()
     except OSError:
         return None
     return status.st_size, status.st_mtime_ns
