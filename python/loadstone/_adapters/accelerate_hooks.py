@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from loadstone._base.errors import new_error
 from loadstone._base.names import join_name
 
 # Alignment of torch's allocator in bytes. The last bit of a matrix product depends on it.
 _ALIGNMENT = 64
 
 
-class _AlignedWeights(Mapping[str, torch.Tensor]):
-    """A weight map for hooks that copies tensors to aligned memory if the file misaligns them."""
+class _CheckedWeights(Mapping[str, torch.Tensor]):
+    """A weight map for hooks that rejects changed files, and copies misaligned tensors.
 
-    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
+    Args:
+        versions: the version of each file at the load, by path.
+    """
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], versions: dict[str, Any]) -> None:
         self.weights = weights
+        self.versions = versions
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        file = _file_of(self.weights, name)
+        if file is not None and _version(file) != self.versions.get(file):
+            message = (
+                "hooks read this file in each forward pass, but it has been changed or removed "
+                "since the model was loaded: load the model again, and give models that exist at "
+                "the same time different offload folders"
+            )
+            raise new_error("io.changed", message, path=file, tensor=name)
         value = self.weights[name]
         return value.clone() if value.data_ptr() % _ALIGNMENT else value
 
@@ -54,17 +68,50 @@ def without_false_warning(model: torch.nn.Module, device_map: Mapping[str, Any])
         yield
 
 
-def align_offloaded_weights(model: torch.nn.Module) -> None:
-    """Make a model that is partly on disk compute the same bits as in memory."""
+def check_offloaded_weights(model: torch.nn.Module) -> None:
+    """Make a model that is partly on disk compute the same bits as in memory, or raise."""
+    versions: dict[str, Any] = {}
+    loaders = set()
     for module in model.modules():
         for hook in flatten_hooks(getattr(module, "_hf_hook", None)):
             weights: Any = getattr(hook, "weights_map", None)
             inner = getattr(weights, "inner", None)  # only OffloadedWeights has it
-            if isinstance(inner, Mapping):
-                if not isinstance(inner, _AlignedWeights):
-                    weights.inner = _AlignedWeights(inner)
-            elif weights is not None and not isinstance(weights, _AlignedWeights):
-                hook.weights_map = _AlignedWeights(weights)
+            owner, name = (
+                (weights, "inner") if isinstance(inner, Mapping) else (hook, "weights_map")
+            )
+            weights = getattr(owner, name, None)
+            if weights is None or isinstance(weights, _CheckedWeights):
+                continue
+            setattr(owner, name, _CheckedWeights(weights, versions))
+            loader, _ = _loader_of(weights, "")
+            if id(loader) not in loaders:
+                loaders.add(id(loader))
+                files = {_file_of(loader, each) for each in getattr(loader, "index", ())}
+                versions.update((file, _version(file)) for file in files if file is not None)
+
+
+def _loader_of(weights: Any, name: str) -> tuple[Any, str]:
+    """Return the map that a view with a prefix shows, and the tensor's name in it."""
+    while isinstance(getattr(weights, "dataset", None), Mapping):
+        weights, name = weights.dataset, weights.prefix + name
+    return weights, name
+
+
+def _file_of(weights: Any, name: str) -> str | None:
+    """Return the file from which a weight map reads a tensor; None: the map has the tensor."""
+    loader, name = _loader_of(weights, name)
+    entry = getattr(loader, "index", {}).get(name)
+    if entry is None or name in loader.state_dict:
+        return None
+    return entry.get("safetensors_file") or str(Path(loader.save_folder, f"{name}.dat"))
+
+
+def _version(file: str) -> tuple[int, int] | None:
+    try:
+        status = Path(file).stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
 def offloaded_values(model: torch.nn.Module) -> dict[str, torch.Tensor | None]:
@@ -74,35 +121,12 @@ def offloaded_values(model: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     """
     return {
         name: found[0]
-        for name, weights, own_name in _offloaded_tensors(model)
+        for name, weights, own_name in offloaded_tensors(model)
         if (found := _stored(weights, own_name)) is not None
     }
 
 
-def save_offloaded_values(model: Any) -> None:
-    """Make ``save_pretrained`` write the values of tensors that hooks offload.
-
-    diffusers would create the folder, and then fail because these tensors are on meta.
-    """
-    if "save_pretrained" not in vars(model) and next(_offloaded_tensors(model), None):
-        method = functools.partial(_save_with_values, model)
-        model.save_pretrained = functools.update_wrapper(method, model.save_pretrained)
-
-
-def _save_with_values(model: Any, *args: Any, **kwargs: Any) -> Any:
-    def fill(module: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
-        for name, weights, own_name in _offloaded_tensors(module):
-            if prefix + name in state:
-                state[prefix + name] = weights[own_name]
-
-    handle = model._register_state_dict_hook(fill)
-    try:
-        return type(model).save_pretrained(model, *args, **kwargs)
-    finally:
-        handle.remove()
-
-
-def _offloaded_tensors(model: torch.nn.Module) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+def offloaded_tensors(model: torch.nn.Module) -> Iterator[tuple[str, Mapping[str, Any], str]]:
     """Yield plain tensors on meta whose hook has a weight map, and their names in this map."""
     for path, module in model.named_modules():
         for hook in flatten_hooks(module.__dict__.get("_hf_hook")):
@@ -119,13 +143,12 @@ def _offloaded_tensors(model: torch.nn.Module) -> Iterator[tuple[str, Mapping[st
 
 def _stored(weights: Any, name: str) -> tuple[torch.Tensor | None] | None:
     """Return a value of a weight map without reading files: ``(None,)`` for a value on disk."""
-    if isinstance(weights, _AlignedWeights):
+    if isinstance(weights, _CheckedWeights):
         return _stored(weights.weights, name)
     if isinstance(weights, dict):
         return (weights[name],) if name in weights else None
-    inner, prefix = getattr(weights, "dataset", None), getattr(weights, "prefix", None)
-    if isinstance(inner, Mapping) and isinstance(prefix, str):
-        return _stored(inner, prefix + name)
+    if isinstance(getattr(weights, "dataset", None), Mapping):
+        return _stored(*_loader_of(weights, name))
     in_memory = getattr(weights, "state_dict", None)
     if isinstance(in_memory, dict) and name in in_memory:
         return (in_memory[name],)

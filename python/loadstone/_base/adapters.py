@@ -39,6 +39,8 @@ class LibraryAdapter:
             whose values are stored outside the model.
         offloaded: a reference to ``(model) -> {name: tensor}``, which returns the values that hooks
             store for tensors on meta, or None for a value on disk.
+        uninitialized: a reference to ``(model) -> {id: reason}``, which returns the tensors of the
+            model whose memory the library does not fill outside a forward pass, and why.
         tensor_classes: names of tensor classes whose memory the adapter fills.
         filled_modules: Python modules of layers that the adapter fills; it also does the work of
             their load hooks.
@@ -63,6 +65,7 @@ class LibraryAdapter:
     components: str = ""
     not_held: str = ""
     offloaded: str = ""
+    uninitialized: str = ""
     tensor_classes: tuple[str, ...] = ()
     filled_modules: tuple[str, ...] = ()
     skipped_attributes: tuple[str, ...] = ()

@@ -33,6 +33,12 @@ _NO_LOAD = (
 )
 
 
+_BEFORE_THE_OFFLOAD = (
+    "Their memory in the model is uninitialized outside a forward pass: audit and save the model "
+    "before this offload, or load it again"
+)
+
+
 @dataclass
 class Audit:
     """The result of a walk over the model.
@@ -40,7 +46,8 @@ class Audit:
     Attributes:
         provenance: one entry for every tensor that is accounted for.
         on_meta: tensors without memory that no rule excludes (full attribute paths).
-        unaccounted: tensors with memory whose value has no known origin: there was no load.
+        unaccounted: tensors with memory whose value has no known origin: there was no load, or a
+            library offloaded the value and left the memory uninitialized (see ``not_held``).
         changed: tensors that were replaced, moved, cast, added or overwritten since the load. This
             is not an error: training, ``.half()`` and adapters do so. torch's version counter
             misses some writes: through ``.data``, numpy or another thread's ``detach()``, and any
@@ -83,6 +90,9 @@ class Audit:
                 raise new_error(code, message, tensor=names[0])
 
     def _advice(self) -> str:
+        offloads = {self.not_held[name] for name in self.unaccounted if name in self.not_held}
+        if offloads:
+            return f" ({', '.join(sorted(offloads))}). {_BEFORE_THE_OFFLOAD}"
         is_unknown = self.unaccounted and not self.provenance
         return f". {_NO_LOAD}" if is_unknown else ""
 
@@ -282,10 +292,15 @@ def audit(
     loads = _loads(model, report)
     result = Audit()
     slots = slots_of(model)
-    elsewhere, offloaded = _elsewhere(model, slots), _offloaded(model)
+    elsewhere, offloaded = _elsewhere(model, slots), _from_hooks(model, "offloaded")
+    uninitialized = _from_hooks(model, "uninitialized")
     lent = {id(record): _names_by_storage(record) for record in loads.values()}
     paths = sorted(loads, key=len, reverse=True)  # nearest modules first
     for slot in slots:
+        if id(slot.tensor) in uninitialized:
+            result.unaccounted.append(slot.name)
+            result.not_held[slot.name] = uninitialized[id(slot.tensor)]
+            continue
         record, name = _load_of(loads, paths, slot.name)
         name = _name_before_adapters(record, name)
         entry = record.report.provenance.get(name) if record else None
@@ -455,13 +470,13 @@ def _elsewhere(model: Any, slots: list[TensorSlot]) -> dict[str, str]:
     return reasons
 
 
-def _offloaded(model: Any) -> dict[str, Any]:
-    """Return the values that a library's hooks store; None for a value on disk."""
-    values: dict[str, Any] = {}
-    for library, adapter in adapters.adapters_with("offloaded").items():
+def _from_hooks(model: Any, part: str) -> dict[Any, Any]:
+    """Return what the adapters find in the hooks of imported libraries."""
+    found: dict[Any, Any] = {}
+    for library, adapter in adapters.adapters_with(part).items():
         if library in sys.modules:
-            values |= adapters.resolve(adapter.offloaded)(model)
-    return values
+            found |= adapters.resolve(getattr(adapter, part))(model)
+    return found
 
 
 def _not_held(report: Report, entry: Provenance) -> str | None:

@@ -44,6 +44,7 @@ from loadstone._adapters.diffusers.quantizers import (
     quantized_sizes,
 )
 from loadstone._adapters.diffusers.recipes import ModelRequest, WrongConfigError, float32_modules
+from loadstone._adapters.diffusers.saving import save_with_values
 from loadstone._adapters.patch import Hook, Hooks, suspended, with_hooks, within, wrap_if_active
 from loadstone._adapters.quantized import is_decodable
 from loadstone._adapters.sites.diffusers import SITES
@@ -73,6 +74,7 @@ def hooks() -> Hooks:
         (single_file_model.FromOriginalModelMixin, "from_single_file", _model_from_single_file),
         (single_file_utils, "load_state_dict", _load_state_dict),
         (modeling_utils.ModelMixin, "from_pretrained", _model_from_pretrained),
+        (modeling_utils.ModelMixin, "save_pretrained", save_with_values),
         (modeling_utils, "load_state_dict", _load_state_dict),
         (PeftAdapterMixin, "load_lora_adapter", with_hooks("peft")),
         (PeftAdapterMixin, "add_adapter", with_hooks("peft")),
@@ -243,6 +245,7 @@ def _load_single_file(
 ) -> Any:
     quantization = kwargs.get("quantization_config")
     with loading() as session:
+        _use_offload_folder(session, kwargs)
         session.is_single_file, session.notes = True, notes
         session.config_sources = ConfigSources(
             kwargs.get("config"), kwargs.get("cache_dir"), session.options.refuses_unsupported
@@ -255,6 +258,13 @@ def _load_single_file(
         model = original(cls, source, **kwargs)
         session.report_and_audit(model)
     return model
+
+
+def _use_offload_folder(session: DiffusersSession, kwargs: Mapping[str, Any]) -> None:
+    """Use the folder that the library's function received, or ignores for single files."""
+    folder = kwargs.get("offload_folder")
+    if folder is not None:  # in a pipeline, the component's own folder
+        session.options = dataclasses.replace(session.options, offload_folder=folder)
 
 
 def _get_mapping_function_kwargs(
@@ -437,9 +447,7 @@ def _load_pretrained_model(
     if session.unread_config is not None and not is_decodable(checkpoint.catalog):
         raise session.unread_config
     model._fix_state_dict_keys_on_load(checkpoint)
-    folder = kwargs.get("offload_folder")
-    if folder is not None:  # in a pipeline, the component's own folder
-        session.options = dataclasses.replace(session.options, offload_folder=folder)
+    _use_offload_folder(session, kwargs)
     names = model.state_dict().keys()
     _read(
         session,

@@ -12,14 +12,11 @@ import torch
 from accelerate import big_modeling
 
 from loadstone import _core
-from loadstone._adapters.accelerate_hooks import (
-    align_offloaded_weights,
-    save_offloaded_values,
-    without_false_warning,
-)
+from loadstone._adapters.accelerate_hooks import check_offloaded_weights, without_false_warning
 from loadstone._adapters.diffusers.conversion import Conversion
 from loadstone._adapters.diffusers.local_configs import ConfigSources
 from loadstone._adapters.diffusers.recipes import ModelRequest, trace
+from loadstone._adapters.diffusers.saving import save_offloaded_values
 from loadstone._adapters.patch import set_variable
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.torch_modes import ordinary_tensors
@@ -137,7 +134,7 @@ class DiffusersSession(LoadSession):
             )
 
     def amend_report(self, model: Any, report: Report) -> None:
-        align_offloaded_weights(model)
+        check_offloaded_weights(model)
         save_offloaded_values(model)
 
 

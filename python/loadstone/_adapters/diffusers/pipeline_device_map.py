@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from loadstone._adapters.accelerate_hooks import align_offloaded_weights
+from loadstone._adapters.accelerate_hooks import check_offloaded_weights
 from loadstone._adapters.diffusers.load import skip_keys
 from loadstone._base.errors import new_error
 from loadstone._base.machine import MODES
@@ -149,7 +149,7 @@ class PipelineDeviceMap:
                 if not any(hasattr(module, "_hf_hook") for module in model.modules()):
                     self._add_hooks(model, self.components.get(name, {}))
         for model in models.values():
-            align_offloaded_weights(model)
+            check_offloaded_weights(model)
 
     def _add_hooks(self, model: Any, device_map: Mapping[str, Any]) -> None:
         parameter = next(model.parameters(), None)

@@ -37,6 +37,7 @@ diffusers.loaders.peft
     PeftAdapterMixin.add_adapter
 diffusers.models.modeling_utils
     ModelMixin.from_pretrained(pretrained_model_name_or_path)
+    ModelMixin.save_pretrained
     ModelMixin.to
     call ModelMixin._fix_state_dict_keys_on_load(self, state_dict)
     ModelMixin._load_pretrained_model(model, state_dict, resolved_model_file, hf_quantizer, dtype,

@@ -151,6 +151,18 @@ def test_modules_that_are_not_to_be_packed(file_of: Files, kind: Kind, dtype: to
     assert_same(found, expected)
 
 
+def test_a_patched_load_writes_blocks_to_the_offload_folder(tmp_path: Path) -> None:
+    file = File(tmp_path / "file", WAN, mixed)
+    device_map = {"": "cpu", "blocks.0": "disk"}
+    options = {"quantization_config": quantization(), "device_map": device_map}
+    with loadstone.patch("diffusers"):
+        found = file.library_load(**options, offload_folder=tmp_path / "off")
+    assert found.blocks[0].ffn.net[0].proj.weight.is_meta and loadstone.audit(found).ok
+    assert list((tmp_path / "off").iterdir())
+    expected = file.load(quantization_config=quantization())
+    assert torch.equal(output_of_wan(found), output_of_wan(expected))
+
+
 @pytest.mark.parametrize("choose", [mixed, lambda _: Kind.BF16], ids=["mixed", "BF16"])
 def test_outputs_of_a_packed_model(tmp_path: Path, choose: Any) -> None:
     """diffusers keeps BF16 as bytes, loadstone as BF16 tensors; the outputs are equal."""

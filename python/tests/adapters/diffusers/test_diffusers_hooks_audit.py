@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from accelerate import cpu_offload, disk_offload
 from diffusers.hooks import apply_group_offloading
 from diffusers.hooks.group_offloading import _maybe_remove_and_reapply_group_offloading
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import loadstone
 
@@ -57,13 +58,6 @@ def offload(model: Any, folder: Path) -> None:
     model(**INPUTS)
 
 
-def offload_to_disk(model: Any, folder: Path) -> None:
-    apply_group_offloading(
-        model, CPU, offload_type="leaf_level", offload_to_disk_path=str(folder / "groups")
-    )
-    model(**INPUTS)
-
-
 def offload_again(model: Any, folder: Path) -> None:
     offload(model, folder)
     _maybe_remove_and_reapply_group_offloading(model)
@@ -72,7 +66,6 @@ def offload_again(model: Any, folder: Path) -> None:
 HOOKS: dict[str, Callable[[Any, Path], None]] = {
     "cached outputs": cache,
     "group offload": offload,
-    "group offload to disk": offload_to_disk,
     "group offload that is applied again": offload_again,
 }
 
@@ -84,15 +77,32 @@ def test_tensors_of_hooks_are_left_out(folder: Path, tmp_path: Path, name: str) 
     HOOKS[name](model, tmp_path)
     result = loadstone.audit(model)
     assert result.ok
-    own = {name for name, _ in model.named_parameters()}
     assert not [path for path in [*result.provenance, *result.changed] if "_hook" in path]
-    # Group offload to disk reads the parameters back into new memory, which is a real change.
-    assert set(result.changed) == (own if name == "group offload to disk" else set())
+    assert result.changed == []
     model.proj_out.bias.add_(1)
     assert "proj_out.bias" in loadstone.audit(model).changed
     del model.proj_out.weight
     model.proj_out.weight = torch.nn.Parameter(torch.zeros(4, 32))
     assert "proj_out.weight" in loadstone.audit(model).changed
+
+
+@torch.no_grad()
+def test_group_offload_to_disk_leaves_no_values(folder: Path, tmp_path: Path) -> None:
+    model = loaded(folder)
+    own = {name for name, _ in model.named_parameters()}
+    expected = model(**INPUTS).sample
+    apply_group_offloading(
+        model, CPU, offload_type="leaf_level", offload_to_disk_path=str(tmp_path / "groups")
+    )
+    torch.testing.assert_close(model(**INPUTS).sample, expected)
+    result = loadstone.audit(model)
+    assert set(result.unaccounted) == result.not_held.keys() == own
+    with pytest.raises(loadstone.AuditError, match=r"offloaded them to files in .*load it again"):
+        result.require_real()
+    refused = pytest.raises(loadstone.OptionError, match="Save the model before this offload")
+    with loadstone.patch("diffusers"), refused:
+        model.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
 
 
 @torch.no_grad()
@@ -106,6 +116,24 @@ def test_a_device_map_with_a_layer_on_disk(folder: Path, tmp_path: Path) -> None
     assert result.changed == []
     model.proj_out.bias.add_(1)
     assert loadstone.audit(model).changed == ["proj_out.bias"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", ["replaced", "removed"])
+def test_files_that_hooks_read_must_not_change(folder: Path, tmp_path: Path, change: str) -> None:
+    source = tmp_path / "model"
+    shutil.copytree(folder, source)
+    places = {"": "cpu", "transformer_blocks.0": "disk"}
+    model = loaded(source, device_map=places, offload_folder=str(tmp_path / "offload"))
+    model(**INPUTS)
+    file = source / "diffusion_pytorch_model.safetensors"
+    if change == "replaced":
+        save_file({name: value * 2 for name, value in load_file(file).items()}, file)
+    else:
+        file.unlink()
+    with pytest.raises(loadstone.Error, match="load the model again") as caught:
+        model(**INPUTS)
+    assert caught.value.code == "io.changed" and caught.value.path == str(file)
 
 
 def test_offloaded_values_are_saved(folder: Path, tmp_path: Path) -> None:
@@ -161,3 +189,17 @@ def test_weights_that_were_offloaded_without_a_load(folder: Path) -> None:
     model = diffusers.FluxTransformer2DModel.from_pretrained(folder)
     cpu_offload(model, CPU)
     assert len(loadstone.audit(model).unaccounted) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("name", [*OFFLOADS])
+def test_weights_that_accelerate_offloads_are_saved_under_the_patch(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    model = loaded(folder)
+    OFFLOADS[name](model, tmp_path / "offload")
+    with loadstone.patch("diffusers"):
+        model.save_pretrained(tmp_path / "saved")
+    saved = load_file(tmp_path / "saved/diffusion_pytorch_model.safetensors")
+    expected = load_file(folder / "diffusion_pytorch_model.safetensors")
+    assert saved.keys() == expected.keys()
+    assert all(torch.equal(saved[key], expected[key]) for key in expected)
