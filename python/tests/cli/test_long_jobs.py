@@ -157,7 +157,7 @@ def test_a_new_kind_of_receipt_counts_the_sources(model: Path, tmp_path: Path) -
     document(*words, "--part", "1/1")
     shards = tmp_path / ".loadstone-out.part" / "files"
     size = sum(each.stat().st_size for each in shards.iterdir())
-    again = document(*words, "--resume", "--receipt", "sha256")
+    again = document(*words, "--resume", "--receipt", "sha256-tree")
     assert again["bytes_kept"] == size and again["bytes_checked"] > 2 * size
 
 
@@ -191,22 +191,23 @@ def test_the_progress_of_samples_ends_at_the_bytes_read(many: Path, quantized: P
 def test_samples_of_a_remote_checkpoint_are_read_in_parallel(many: Path, quantized: Path) -> None:
     server = Server()
     server.add_folder(many, "/m")
-    lock, at_once = threading.Lock(), [0, 0]  # now, most
+    lock, in_flight, at_once = threading.Lock(), [0], list[int]()
 
     def route(_: Seen) -> None:
         with lock:
-            at_once[0] += 1
-            at_once[1] = max(at_once)
+            in_flight[0] += 1
+            at_once.append(in_flight[0])
         time.sleep(0.01)
         with lock:
-            at_once[0] -= 1
+            in_flight[0] -= 1
 
     server.route = route
     try:
         assert run("verify", server.url("/m/model.safetensors"), quantized).returncode == 0
     finally:
         server.close()
-    assert at_once[1] >= 4
+    # The eight norms, which are not sampled, are read in parallel too.
+    assert sum(count > 2 for count in at_once) > len(at_once) / 2 > 16
 
 
 def test_a_dry_run_fails_as_the_resumed_job_does(model: Path, tmp_path: Path) -> None:
