@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <string_view>
 #include <utility>
@@ -75,9 +77,12 @@ Duration duration_of(const Plan& plan) {
                                 rates_file(cache_folder()));
 }
 
-Duration duration_of(const Conversion& conversion, const std::string& target) {
+Duration duration_of(const Conversion& conversion, const WorkLeft& left,
+                     const std::string& target) {
+  const auto total = static_cast<double>(std::max<std::uint64_t>(conversion.bytes_to_write, 1));
+  const double share = static_cast<double>(left.bytes_to_write) / total;
   return loadstone::duration_of(conversion.plan,
-                                {conversion.bytes_to_read, conversion.bytes_to_write, target},
+                                {left.bytes_to_read, left.bytes_to_write, target, share},
                                 rates_file(cache_folder()));
 }
 

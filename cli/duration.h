@@ -21,7 +21,8 @@ inline constexpr std::uint64_t kept_bytes_min = 256 << 20;
                                      const std::string& write_folder);
 
 [[nodiscard]] Duration duration_of(const Plan& plan);
-[[nodiscard]] Duration duration_of(const Conversion& conversion, const std::string& target);
+[[nodiscard]] Duration duration_of(const Conversion& conversion, const WorkLeft& left,
+                                   const std::string& target);
 
 // Returns a line such as "duration  about 40 s (...)\n".
 [[nodiscard]] std::string duration_line(const Duration& duration);

@@ -103,6 +103,10 @@ std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
     text += fmt::format("\nkept      {} of files that were finished before",
                         human_bytes(report.bytes_kept));
   }
+  if (report.bytes_checked > 0) {
+    text += fmt::format("\nchecked   {} read to check finished files",
+                        human_bytes(report.bytes_checked));
+  }
   if (const Finding* const replaced = with_code("convert.replaced"); replaced && !run.part) {
     text += "\nreplaced  " + counted(replaced->sources.size(), "file");
   }
@@ -120,18 +124,37 @@ std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
          memory_text(report.peak_bytes, memory, anonymous_bytes_peak);
 }
 
-// Reports which work is left after Ctrl-C or a failure to read or write, and how to continue.
-void hint_at_resume(const ConvertOptions& options, const ConvertRun& run) {
-  if (options.one_file) return print_hint("the unfinished output was removed");
-  print_hint(run.resume || run.part || run.finish
-                 ? "finished shards are kept; run the same command again to continue"
-                 : "the unfinished output was removed; to keep finished shards, run the "
-                   "conversion with --resume");
+// Returns true if finished shards are kept, or if this is unknown.
+bool keeps_shards(const Conversion& conversion, const WriteArgs& args, const ConvertRun& run) {
+  try {
+    return work_left(conversion, args.target, run).bytes_kept > 0;
+  } catch (const Error&) {
+    return true;  // for example, the disk is gone; the caller reports the first error
+  }
 }
 
-int dry_run(const WriteArgs& args, const Conversion& conversion, bool is_strict, bool json) {
+// Reports which work is left after Ctrl-C or a failure to read or write, and how to continue.
+void hint_at_resume(const Conversion& conversion, const WriteArgs& args, const ConvertRun& run) {
+  if (conversion.one_file) return print_hint("the unfinished output was removed");
+  if (!run.resume && !run.part && !run.finish) {
+    return print_hint(
+        "the unfinished output was removed; to keep finished shards, run the "
+        "conversion with --resume");
+  }
+  print_hint(keeps_shards(conversion, args, run)
+                 ? "finished shards are kept; run the same command again to continue"
+                 : "no shard was finished; run the same command again to start from the beginning");
+}
+
+int dry_run(const WriteArgs& args, Conversion& conversion, const ConvertRun& run, bool is_strict,
+            bool json) {
   const Finding* const first = obstacle(conversion.plan.findings, is_strict);
-  const Duration duration = duration_of(conversion, args.target);
+  WorkLeft left = {.bytes_to_read = conversion.bytes_to_read,
+                   .bytes_to_write = conversion.bytes_to_write};
+  if (conversion.ok()) left = work_left(conversion, args.target, run, conversion.plan.findings);
+  const Duration duration = duration_of(conversion, left, args.target);
+  conversion.bytes_to_read = left.bytes_to_read;
+  conversion.bytes_to_write = left.bytes_to_write;
   print_line(json ? with_duration(duration, to_json(conversion))
                   : to_table(conversion, args.tensors) + duration_line(duration));
   if (first == nullptr) return 0;
@@ -263,7 +286,7 @@ int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const Conver
                       std::back_inserter(conversion.plan.findings));
     sort_findings(conversion.plan.findings);
   }
-  if (args.dry_run) return dry_run(args, conversion, is_strict, json);
+  if (args.dry_run) return dry_run(args, conversion, run, is_strict, json);
   if (const Finding* const first = obstacle(conversion.plan.findings, is_strict)) {
     return refuse(conversion.plan.findings, *first, "--dry-run", json);
   }
@@ -282,7 +305,7 @@ int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const Conver
     } catch (const Error& error) {
       watch.clear();
       const bool is_partway = error.code() == "cancelled" || error.code().starts_with("io.");
-      if (is_partway && !json) hint_at_resume(options, run);
+      if (is_partway && !json) hint_at_resume(conversion, args, run);
       throw;
     }
   }();

@@ -339,6 +339,7 @@ struct ConvertReport {
   std::uint64_t bytes_written = 0;
   std::uint64_t bytes_read_ahead = 0;  // requested in advance because the page cache lacked them
   std::uint64_t bytes_kept = 0;        // in shards that earlier runs finished
+  std::uint64_t bytes_checked = 0;     // read for that, of shards and sources; not in bytes_read
   std::uint64_t peak_bytes = 0;        // as planned, with the actual staging
   // The choice that the run applied: `keep` or `release`.
   PageCache page_cache = PageCache::keep;
@@ -357,6 +358,21 @@ struct ConvertReport {
 LOADSTONE_API std::vector<Finding> check_target(const Conversion& conversion,
                                                 const std::string& target,
                                                 const ConvertRun& run = {});
+
+// The work that is left for a run.
+struct WorkLeft {
+  // Includes the finished shards, which the run checks. Estimated if the run writes only a part of
+  // the files.
+  std::uint64_t bytes_to_read = 0;
+  std::uint64_t bytes_to_write = 0;
+  std::uint64_t bytes_kept = 0;  // in the finished shards
+};
+
+// Returns the work that is left for a run. `findings`: the result of check_target(). Reads only the
+// headers of finished shards.
+[[nodiscard]] LOADSTONE_API WorkLeft work_left(const Conversion& conversion,
+                                               const std::string& target, const ConvertRun& run,
+                                               const std::vector<Finding>& findings = {});
 
 // Returns the indices of a share's files. Shares are balanced by bytes, and every process computes
 // the same shares.

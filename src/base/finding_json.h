@@ -41,6 +41,7 @@ void visit_numbers(Visit visit) {
   visit("bytes_read_ahead", &Report::bytes_read_ahead, Joined::sum);
   if constexpr (requires(Report report) { report.outputs; }) {  // a report of a conversion
     visit("bytes_kept", &Report::bytes_kept, Joined::sum);
+    visit("bytes_checked", &Report::bytes_checked, Joined::sum);
     visit("peak_bytes", &Report::peak_bytes, Joined::largest);
   } else {
     visit("staging_bytes_peak", &Report::staging_bytes_peak, Joined::largest);

@@ -200,6 +200,7 @@ FilesLeft files_left(const Conversion& conversion, const WorkFolder& work, const
   });
   for (auto& [number, found] : finished) {
     const OutputFile& file = conversion.files[number];
+    report.bytes_checked += found.bytes_read;
     if (found.receipt) {
       left[number] = false;
       add_losses(conversion, number, *found.receipt, report);
@@ -323,6 +324,36 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   report.sync_seconds = output.sync_seconds();
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
+}
+
+static WorkLeft left_for(const Conversion& conversion, const std::string& target,
+                         const ConvertRun& run, const std::vector<Finding>& findings) {
+  if (is_complete(findings)) return {};
+  const bool is_resumed = run.resume || run.part || run.finish;
+  if (conversion.one_file || !is_resumed) {
+    return {.bytes_to_read = conversion.bytes_to_read, .bytes_to_write = conversion.bytes_to_write};
+  }
+  WritableStorage& storage = conversion.plan.catalog->storage(run.storage).writable();
+  const std::string folder = place_of(conversion, target, storage).work + "/files";
+  const bool has_work = is_plain_folder(storage, folder);
+  const std::vector<std::uint32_t> files =
+      files_of_part(conversion, run.part.value_or(ConvertPart{.index = 1, .count = 1}));
+  WorkLeft left;
+  for (const std::uint32_t file : files) {
+    const bool is_kept = has_work && is_whole(storage, conversion, folder, file);
+    (is_kept ? left.bytes_kept : left.bytes_to_write) += conversion.files[file].byte_count();
+  }
+  if (run.finish) left.bytes_to_write = 0;
+  const double share = static_cast<double>(left.bytes_to_write) /
+                       static_cast<double>(std::max<std::uint64_t>(conversion.bytes_to_write, 1));
+  const double read = static_cast<double>(conversion.bytes_to_read) * std::min(share, 1.0);
+  left.bytes_to_read = left.bytes_kept + static_cast<std::uint64_t>(read);
+  return left;
+}
+
+WorkLeft work_left(const Conversion& conversion, const std::string& target, const ConvertRun& run,
+                   const std::vector<Finding>& findings) {
+  return only_errors([&] { return left_for(conversion, target, run, findings); });
 }
 
 ConvertReport convert(const Conversion& conversion, const std::string& target,

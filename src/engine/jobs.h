@@ -56,11 +56,16 @@ class Jobs {
     return !stop_;
   }
   [[nodiscard]] std::uint64_t bytes_done() const noexcept { return bytes_done_; }
+  // Corrects the expected total of bytes, for example after a job that read fewer than expected.
+  void expect_total(std::uint64_t bytes) noexcept { bytes_total_ = bytes; }
+  void expect_instead(std::uint64_t expected, std::uint64_t actual) noexcept {
+    bytes_total_ += actual - expected;
+  }
 
  private:
   const unsigned threads_;
   Observer* const observer_;
-  const std::uint64_t bytes_total_;
+  std::atomic<std::uint64_t> bytes_total_;
   std::atomic<std::uint64_t> bytes_done_;
   std::atomic<bool> stop_ = false;
 };

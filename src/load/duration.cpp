@@ -93,7 +93,7 @@ Duration duration_of(const Plan& plan, const Work& work, const std::string& rate
   for (const auto& [encoding, bytes] : encoded) {
     const Rate* const rate = rates.find_encoding(encoding);
     if (rate == nullptr) continue;
-    seconds += seconds_for(bytes, rate);
+    seconds += work.encoded_share * seconds_for(bytes, rate);
     measured += ", " + rate_text(*rate);
   }
   return {.seconds = seconds,

@@ -24,6 +24,7 @@ struct Work {
   std::uint64_t bytes_to_read = 0;
   std::uint64_t bytes_to_write = 0;
   std::string write_path{};  // need not exist
+  double encoded_share = 1;  // of the plan's values; the others were encoded before
 };
 
 // Returns the duration of the work. It is unknown if the file of rates is missing, damaged, of

@@ -12,6 +12,7 @@
 #include "codec/decode.h"
 #include "kernels/cast.h"
 #include "kernels/whole_elements.h"
+#include "verify/numbers.h"
 #include "verify/values.h"
 
 namespace loadstone {
@@ -151,10 +152,10 @@ class ScaleCheck {
   std::map<double, Largest> largest_;  // by tolerance
 };
 
-// Compares samples of two sides that must represent the same original values: the values of an
+// Compares a range of two sides that must represent the same original values: the values of an
 // exact side, otherwise any values within the bounds of both sides.
-void compare_samples(Numbers& first, Numbers& second, std::uint64_t begin, std::uint64_t end,
-                     Comparison& made, std::array<ScaleCheck, 2>& scales) {
+void compare_range(Numbers& first, Numbers& second, std::uint64_t begin, std::uint64_t end,
+                   Comparison& made, std::array<ScaleCheck, 2>& scales) {
   const std::vector<float> a = first.read(begin, end);
   const std::vector<float> b = second.read(begin, end);
   const bool is_bounded = first.is_bounded() && second.is_bounded();
@@ -201,13 +202,13 @@ Comparison compare_numbers(Numbers& first, Numbers& second, std::uint64_t elemen
     if (is_last) begin = elements - sample_elements;
     begin -= begin % whole_elements;
     const std::uint64_t end = is_last ? elements : begin + sample_elements;
-    compare_samples(first, second, begin, end, made, scales);
+    compare_range(first, second, begin, end, made, scales);
   }
   if (made.difference == 0) {
     made = none;
     scales = {};
     for (std::uint64_t at = 0; at < elements && !stop; at += part_elements) {
-      compare_samples(first, second, at, std::min(at + part_elements, elements), made, scales);
+      compare_range(first, second, at, std::min(at + part_elements, elements), made, scales);
     }
   }
   made.scale = scales[0].problem(second, first, elements, stop);
@@ -247,27 +248,37 @@ std::vector<Finding> check_scales(const OpenShards& shards, const QuantizedTenso
   return findings;
 }
 
-Samples::Samples(const OpenShards& first, const OpenShards& second, std::atomic<bool>& stop)
-    : stop_(stop), first_(first, stop), second_(second, stop) {}
-
-void Samples::compare(const Pair& pair, VerifyReport& report) {
-  first_.open(pair.name, pair.first.value);
-  second_.open(pair.name, pair.second.value);
-  const Shape& shape = pair.first.value.shape;
-  const std::uint64_t elements = shape.numel().value_or(0);
-  const Comparison found = compare_numbers(first_, second_, elements, stop_);
-  if (found.is_sampled) ++report.sampled;
+SampledPair compare_samples(const Pair& pair, const OpenShards& first, const OpenShards& second,
+                            std::atomic<bool>& stop) {
+  Numbers a(first, stop);
+  Numbers b(second, stop);
+  a.open(pair.name, pair.first.value);
+  b.open(pair.name, pair.second.value);
+  const std::uint64_t elements = pair.first.value.shape.numel().value_or(0);
+  const Comparison found = compare_numbers(a, b, elements, stop);
   const Side& stored = pair.second.is_quantized() ? pair.second : pair.first;
-  report.quantized.push_back({pair.name, stored.encoding, found.relative()});
-  if (found.is_explained()) return;
-  report.differences.push_back(
-      {pair.name, DifferenceKind::values, found.text(),
-       fmt::format("at most {:.3g} for {}, and each value close to its decoded code", found.most(),
-                   stored.encoding)});
+  SampledPair result = {.error = {pair.name, stored.encoding, found.relative()},
+                        .is_sampled = found.is_sampled,
+                        .bytes_read = a.bytes_read() + b.bytes_read()};
+  if (!found.is_explained()) {
+    result.difference = {
+        pair.name, DifferenceKind::values, found.text(),
+        fmt::format("at most {:.3g} for {}, and each value close to its decoded code", found.most(),
+                    stored.encoding)};
+  }
+  return result;
 }
 
-std::uint64_t Samples::bytes_read() const noexcept {
-  return first_.bytes_read() + second_.bytes_read();
+std::uint64_t bytes_of_samples(const Pair& pair, const Catalog& first, const Catalog& second) {
+  const std::uint64_t elements = pair.first.value.shape.numel().value_or(0);
+  const double share =
+      elements <= samples * sample_elements
+          ? 1
+          : static_cast<double>(samples * sample_elements) / static_cast<double>(elements);
+  std::uint64_t bytes = 0;
+  for (const std::uint32_t i : pair.first.tensors) bytes += first.tensors()[i].byte_count();
+  for (const std::uint32_t i : pair.second.tensors) bytes += second.tensors()[i].byte_count();
+  return static_cast<std::uint64_t>(share * static_cast<double>(bytes));
 }
 
 }  // namespace loadstone

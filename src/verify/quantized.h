@@ -3,13 +3,13 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "catalog/open_shards.h"
 #include "loadstone/catalog.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/verify.h"
-#include "verify/element_reader.h"
-#include "verify/numbers.h"
 #include "verify/pairs.h"
 
 namespace loadstone {
@@ -20,20 +20,21 @@ namespace loadstone {
                                                 const QuantizedTensors& stored,
                                                 const std::atomic<bool>& stop);
 
-// Compares samples of two values, at least one of which is quantized. Not thread-safe.
-class Samples {
- public:
-  Samples(const OpenShards& first, const OpenShards& second, std::atomic<bool>& stop);
-
-  // Compares a pair and adds its error to `report`. Also adds a difference if the encoding does not
-  // explain the error.
-  void compare(const Pair& pair, VerifyReport& report);
-  [[nodiscard]] std::uint64_t bytes_read() const noexcept;
-
- private:
-  std::atomic<bool>& stop_;
-  Numbers first_;
-  Numbers second_;
+// The result of comparing a pair of values of which at least one is quantized.
+struct SampledPair {
+  QuantizationError error;
+  std::optional<Difference> difference{};  // set if the encoding does not explain the error
+  bool is_sampled = false;                 // false: all values were compared
+  std::uint64_t bytes_read = 0;
 };
+
+// Compares samples of a pair. Different threads may compare different pairs. If `stop` becomes
+// true, returns early with an undefined result.
+[[nodiscard]] SampledPair compare_samples(const Pair& pair, const OpenShards& first,
+                                          const OpenShards& second, std::atomic<bool>& stop);
+
+// Returns the bytes that compare_samples() reads unless it compares all values of a large pair.
+[[nodiscard]] std::uint64_t bytes_of_samples(const Pair& pair, const Catalog& first,
+                                             const Catalog& second);
 
 }  // namespace loadstone

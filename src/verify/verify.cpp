@@ -13,7 +13,6 @@
 
 #include "base/only_errors.h"
 #include "base/text.h"
-#include "boxes/cast_kind.h"
 #include "catalog/header_findings.h"
 #include "catalog/reading_threads.h"
 #include "codec/decode.h"
@@ -26,6 +25,7 @@
 #include "verify/pairs.h"
 #include "verify/quantized.h"
 #include "verify/ranges.h"
+#include "verify/report_pairs.h"
 #include "verify/values.h"
 
 namespace loadstone {
@@ -327,28 +327,6 @@ static std::optional<Difference> tensor_difference(const OpenShards& first,
                     "equal bytes"};
 }
 
-// Reports samples of differently quantized values, and values that are equal after decoding.
-static void report_pairs(const Pairs& pairs, const OpenShards& first, const OpenShards& second,
-                         std::atomic<bool>& stop, VerifyReport& report) {
-  Samples samples(first, second, stop);
-  std::set<std::string> different;
-  for (const Difference& each : report.differences) different.insert(each.name);
-  for (const Pair& pair : pairs.all()) {
-    if (stop) break;
-    if (different.contains(pair.name)) continue;
-    if (!pair.is_exact) {
-      samples.compare(pair, report);
-    } else if (pair.first.is_quantized()) {
-      report.quantized.push_back({pair.name, pair.second.encoding, 0});
-    } else if (pair.first.encoding != pair.second.encoding) {
-      const bool is_wider = is_exact(pair.first.value.dtype, pair.second.value.dtype);
-      auto& rows = is_wider ? report.widened : report.rounded;
-      rows.push_back({pair.name, pair.second.encoding, pair.first.encoding});
-    }
-  }
-  report.bytes_read += samples.bytes_read();
-}
-
 static VerifyReport compared(const Catalog& first, const Catalog& second,
                              const VerifyOptions& options) {
   const OpenShards first_shards(first, options.storage);
@@ -358,7 +336,7 @@ static VerifyReport compared(const Catalog& first, const Catalog& second,
   std::vector<std::optional<Difference>> found(tensors.size() + pairs.all().size());
   const Catalog& remote = reads_at_once(first) > reads_at_once(second) ? first : second;
   Jobs jobs(reading_threads(remote, options.threads, defaults::verify_threads_max),
-            options.observer, first.total_bytes() + second.total_bytes());
+            options.observer, bytes_to_compare(pairs, first, second));
   jobs.run(found.size(), [&](std::size_t i, std::vector<std::byte>& scratch) {
     if (i >= tensors.size()) {
       const Pair& pair = pairs.all()[i - tensors.size()];
@@ -370,7 +348,6 @@ static VerifyReport compared(const Catalog& first, const Catalog& second,
   });
   VerifyReport report;
   report.is_comparison = true;
-  report.bytes_read = jobs.bytes_done();
   report.differences = pairs.differences();
   for (auto& each : found) {
     if (each) report.differences.push_back(*std::move(each));
@@ -381,8 +358,8 @@ static VerifyReport compared(const Catalog& first, const Catalog& second,
     report.differences.push_back(unexpected(tensor));
   }
   if (auto finding = names_differ(first, report)) report.findings.push_back(*std::move(finding));
+  report_pairs(pairs, first_shards, second_shards, jobs, report);
   jobs.run_one([&] {
-    report_pairs(pairs, first_shards, second_shards, jobs.stop(), report);
     for (const Catalog* const each : {&first, &second}) {
       auto findings = config_findings(*each, options.storage, jobs.stop(), report.bytes_read);
       for (Finding& finding : findings) {

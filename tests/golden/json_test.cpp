@@ -441,6 +441,7 @@ TEST(JsonGolden, ConvertReport) {
   report.bytes_written = 2;
   report.bytes_read_ahead = large;
   report.bytes_kept = 4;
+  report.bytes_checked = 6;
   report.peak_bytes = 5;
   report.page_cache = PageCache::release;
   expect_golden("convert_report.json", to_json(report));

@@ -58,9 +58,10 @@ def _run_command(command: list[str]) -> int:
     received: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
-        # A terminal sends Ctrl-C to both processes, and a second Ctrl-C would prevent the cleanup.
+        # A terminal sends Ctrl-C to both processes, and a second SIGINT would prevent the cleanup.
+        # SIGTERM stops the command too, and has no effect after SIGINT.
         if number == signal.SIGINT:
-            return
+            number = signal.SIGTERM
         if process is None:
             received.append(number)
         else:

@@ -47,9 +47,11 @@ class ConvertReport:
         outputs: the files that were written, the index last; empty after a dry run. With ``part``
             the shards of that part, at their temporary paths.
         seconds: wall time.
-        bytes_read, bytes_written: totals; transposed tensors may be read more than once.
+        bytes_read, bytes_written: totals; for a dry run, of the work that is left. Transposed
+            tensors may be read more than once.
         bytes_read_ahead: bytes that the run asked the system to prefetch into its page cache.
         bytes_kept: bytes of files that earlier runs finished.
+        bytes_checked: bytes read to check these files; not included in ``bytes_read``.
         peak_bytes: peak memory, in addition to the memory that the process had before.
         findings: problems, most severe first.
         table: sources and targets as a readable table.
@@ -68,6 +70,7 @@ class ConvertReport:
     findings: list[_core.Finding] = field(default_factory=list)
     table: str = ""
     bytes_kept: int = 0
+    bytes_checked: int = 0
     files: int = 0
     sync_seconds: float = 0.0
     page_cache: str = "keep"
@@ -189,12 +192,17 @@ def require_ok(conversion: _core.Conversion) -> None:
 
 def _predict(conversion: _core.Conversion, target: str, run: _core.ConvertRun) -> ConvertReport:
     is_possible = all(finding.severity != "error" for finding in conversion.findings)
-    target_findings = conversion.check_target(target, run) if is_possible else []
+    target_findings = []
+    bytes_read, bytes_written = conversion.bytes_to_read, conversion.bytes_to_write
+    if is_possible:
+        target_findings = conversion.check_target(target, run)
+    if is_possible and all(finding.severity != "error" for finding in target_findings):
+        bytes_read, bytes_written = conversion.work_left(target, run, target_findings)
     return ConvertReport(
         outputs=[],
         seconds=0.0,
-        bytes_read=conversion.bytes_to_read,
-        bytes_written=conversion.bytes_to_write,
+        bytes_read=bytes_read,
+        bytes_written=bytes_written,
         peak_bytes=conversion.peak_bytes,
         findings=[*conversion.findings, *target_findings],
         table=conversion.to_table(),

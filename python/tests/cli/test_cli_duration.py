@@ -225,3 +225,11 @@ def test_files_on_a_server_have_no_known_duration(run, model, cache, rates):
         server.close()
     assert found["seconds"] is None
     assert found["text"].endswith("measures only files on this machine")
+
+
+def test_the_duration_is_of_the_work_that_is_left(run, model, cache, rates, tmp_path):
+    cache.write_text(json.dumps(rates))
+    words = ["convert", model, tmp_path / "out", "--dtype", "f32", "--resume"]
+    assert duration(run, *words, "--dry-run")["seconds"] == pytest.approx(60, rel=0.01)
+    run(*words, status=0)
+    assert duration(run, *words, "--dry-run")["seconds"] == 0

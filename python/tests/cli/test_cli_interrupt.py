@@ -73,6 +73,13 @@ def signalled(command, signals, meanwhile=lambda: None):
     return process.returncode, first + rest
 
 
+def wait_for_a_shard(conversion):
+    files = Path(conversion[2]).parent / ".loadstone-model.part" / "files"
+    deadline = time.monotonic() + LOADING_SECONDS_MAX
+    while not list(files.glob("*")) and time.monotonic() < deadline:
+        pass
+
+
 def _children(pid):
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -92,15 +99,29 @@ def test_a_signal_during_the_work_removes_its_files(command, conversion, tmp_pat
 
 @pytest.mark.parametrize("more", [["--part", "1/2"], ["--resume"], []])
 def test_the_hint_is_about_the_work_that_is_left(command, conversion, more):
-    status, text = signalled([command, *conversion, *more], [signal.SIGINT])
+    status, text = signalled(
+        [command, *conversion, *more],
+        [signal.SIGINT],
+        lambda: wait_for_a_shard(conversion) if more else None,
+    )
     assert status == 130
     kept = "finished shards are kept; run the same command again to continue" in text
     assert kept == bool(more)
     assert ("the unfinished output was removed" in text) == (not more)
 
 
+@pytest.mark.parametrize("more", [["--part", "1/1"], ["--resume"]])
+def test_the_hint_promises_no_shard_that_is_unfinished(command, conversion, more):
+    conversion[conversion.index("64MB")] = "4GB"
+    status, text = signalled([command, *conversion, *more], [signal.SIGINT])
+    assert status == 130
+    assert "no shard was finished; run the same command again to start from the beginning" in text
+    assert "are kept" not in text
+
+
 def test_a_failure_to_read_or_write_has_the_same_hint(command, conversion):
     def change_the_source():
+        wait_for_a_shard(conversion)
         os.utime(conversion[1], (1, 1))
 
     status, text = signalled([command, *conversion, "--resume"], [], change_the_source)
@@ -115,7 +136,7 @@ def test_sighup_that_the_parent_ignores_is_ignored(command, conversion, tmp_path
     assert (tmp_path / "out" / "model").is_dir()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_package_passes_signals_on(command, conversion, tmp_path, number):
     program = f"""import sys
 from loadstone._command import command

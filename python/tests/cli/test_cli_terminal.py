@@ -40,7 +40,7 @@ def test_quiet_shows_no_progress(command, big):
     ("target", "more", "hint"),
     [
         ("out", [], "to keep finished shards, run the conversion with --resume"),
-        ("out", ["--resume"], "run the same command again to continue"),
+        ("out", ["--resume"], "run the same command again to "),
         ("out.safetensors", [], "the unfinished output was removed"),
     ],
 )

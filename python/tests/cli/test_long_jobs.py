@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import resource
+import shutil
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,101 @@ def test_a_dry_run_of_a_resumed_job_tells_what_is_kept(model: Path, tmp_path: Pa
     assert [each.code for each in dry.findings] == ["convert.resumed"]
     output(*words)
     assert "convert.resumed" not in output(*words, "--dry-run")
+
+
+def test_a_dry_run_counts_the_work_that_is_left(model: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    words = ["convert", model, target, "--shard-size", SHARD]
+    whole = document(*words, "--dry-run")
+    part = document(*words, "--part", "1/3", "--dry-run")
+    written = document(*words, "--part", "1/3")["bytes_written"]
+    assert part["bytes_to_write"] == written < whole["bytes_to_write"] / 2
+    left = document(*words, "--resume", "--dry-run")
+    assert left["bytes_to_write"] == whole["bytes_to_write"] - written
+    report = document(*words, "--resume")
+    read = report["bytes_read"] + report["bytes_checked"]
+    assert left["bytes_to_read"] == pytest.approx(read, rel=0.01)
+    dry = document(*words, "--resume", "--dry-run")
+    assert dry["bytes_to_read"] == dry["bytes_to_write"] == 0
+    text = output(*words, "--resume", "--dry-run")
+    assert "0 B to read, 0 B to write" in text and "is already complete" in text
+    report = loadstone.convert(model, target, shard_size=SHARD, resume=True, dry_run=True)
+    assert report.bytes_read == report.bytes_written == 0
+
+
+@pytest.mark.parametrize("way", ["--resume", "--finish"])
+def test_the_report_counts_the_bytes_that_check_shards(
+    model: Path, tmp_path: Path, way: str
+) -> None:
+    words = ["convert", model, tmp_path / "out", "--shard-size", SHARD]
+    for part in ("1/2", "2/2"):
+        assert document(*words, "--part", part)["bytes_checked"] == 0
+    shards = tmp_path / ".loadstone-out.part" / "files"
+    size = sum(each.stat().st_size for each in shards.iterdir())
+    copy = tmp_path / "copy"
+    shutil.copytree(shards.parent, tmp_path / ".loadstone-copy.part")
+    report = document(*words, way)
+    assert (report["bytes_read"], report["bytes_checked"]) == (0, size)
+    words[2] = copy
+    assert "checked   12.6 MB" in output(*words, way)
+
+
+def test_a_new_kind_of_receipt_counts_the_sources(model: Path, tmp_path: Path) -> None:
+    words = ["convert", model, tmp_path / "out", "--shard-size", SHARD]
+    document(*words, "--part", "1/1")
+    shards = tmp_path / ".loadstone-out.part" / "files"
+    size = sum(each.stat().st_size for each in shards.iterdir())
+    again = document(*words, "--resume", "--receipt", "sha256-tree")
+    assert again["bytes_kept"] == size and again["bytes_checked"] > 2 * size
+
+
+# ---- verify by samples
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory, many: Path) -> Path:
+    target = tmp_path_factory.mktemp("quantized") / "out"
+    output("convert", many, target, "--quantize", "fp8")
+    return target
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("many") / "model", layers=8)
+
+
+def test_the_progress_of_samples_ends_at_the_bytes_read(many: Path, quantized: Path) -> None:
+    progress = ["--progress", "json", "--progress-interval", "0"]
+    done = run("verify", many, quantized, "--json", *progress)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    report = json.loads(done.stdout)
+    assert report["sampled"] == 8
+    size = (many / "model.safetensors").stat().st_size
+    assert lines[-1]["bytes_done"] == lines[-1]["bytes_total"] <= report["bytes_read"] < size / 2
+    assert all(line["bytes_total"] < size / 2 for line in lines)
+
+
+def test_samples_of_a_remote_checkpoint_are_read_in_parallel(many: Path, quantized: Path) -> None:
+    server = Server()
+    server.add_folder(many, "/m")
+    lock, in_flight, at_once = threading.Lock(), [0], list[int]()
+
+    def route(_: Seen) -> None:
+        with lock:
+            in_flight[0] += 1
+            at_once.append(in_flight[0])
+        time.sleep(0.01)
+        with lock:
+            in_flight[0] -= 1
+
+    server.route = route
+    try:
+        assert run("verify", server.url("/m/model.safetensors"), quantized).returncode == 0
+    finally:
+        server.close()
+    # The eight norms, which are not sampled, are read in parallel too.
+    assert sum(count > 2 for count in at_once) > len(at_once) / 2 > 16
 
 
 def test_a_dry_run_fails_as_the_resumed_job_does(model: Path, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ KeptFile check_kept(const ReceiptFile& planned, std::optional<DigestKind> wanted
   try {
     receipt = receipt_from_json(text);
   } catch (const Error&) {
-    return {{}, "the earlier run's receipt for it is missing"};
+    return {.receipt = {}, .changed = "the earlier run's receipt for it is missing"};
   }
   std::vector<ReceiptFile> found = receipt.outputs;
   for (ReceiptFile& file : found) {
@@ -152,20 +152,30 @@ KeptFile check_kept(const ReceiptFile& planned, std::optional<DigestKind> wanted
       tensor.loss.reset();
     }
   }
-  if (found != std::vector{planned}) return {{}, "its receipt belongs to a different file"};
+  if (found != std::vector{planned}) {
+    return {.receipt = {}, .changed = "its receipt belongs to a different file"};
+  }
   const auto written = storage.open(path);
   const DigestKind kind = wanted.value_or(receipt.kind);
   const bool is_again = kind != receipt.kind;
-  const auto uncounted = [&](std::uint64_t) { return goes_on(0); };
+  std::uint64_t bytes_read = 0;
+  const auto of_file = [&](std::uint64_t bytes) {
+    bytes_read += bytes;
+    return goes_on(bytes);
+  };
+  const auto again = [&](std::uint64_t bytes) {
+    bytes_read += bytes;
+    return goes_on(0);
+  };
   std::string changed = changed_in(receipt.kind, receipt.outputs.front(), *written,
-                                   written->identity().bytes, goes_on);
+                                   written->identity().bytes, of_file);
   if (changed.empty() && (compares_sources || is_again)) {
-    changed = changed_source(receipt, kind, catalog, storage, uncounted);
+    changed = changed_source(receipt, kind, catalog, storage, again);
   }
-  if (!changed.empty()) return {{}, std::move(changed)};
-  if (is_again) digest_again(kind, receipt.outputs.front(), *written, uncounted);
+  if (!changed.empty()) return {{}, std::move(changed), bytes_read};
+  if (is_again) digest_again(kind, receipt.outputs.front(), *written, again);
   receipt.kind = kind;
-  return {std::move(receipt), {}};
+  return {std::move(receipt), {}, bytes_read};
 }
 
 }  // namespace loadstone

@@ -42,6 +42,7 @@ class FileReceipts : public ReceiptRecorder {
 struct KeptFile {
   std::optional<Receipt> receipt;  // nullopt: the file must be written again
   std::string changed;
+  std::uint64_t bytes_read = 0;  // of the file and its sources
 };
 
 // Compares the file at `path` with `receipt`, which the run that finished the file wrote. If
