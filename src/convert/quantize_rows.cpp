@@ -160,7 +160,7 @@ void add_rows(Conversion& conversion, const Choices& choices,
 struct Pair {
   Alike tensors;
   double typical_error = 0;
-  // What the new encoding keeps of the values, or their own encoding if they get no encoding.
+  // The fidelity of the new encoding, or of the one before if the tensors get no encoding.
   Fidelity kept = Fidelity::exact;
   bool separates = false;  // `kept` needs separate experts
 };
@@ -223,9 +223,7 @@ class DecodedTensors {
   }
 
   void add_kept(const PlannedTarget& target, const Quantization& quantization, Pair& pair) {
-    PlannedTarget quantized = target;
-    quantized.quantization = quantization;
-    Fidelity kept = known_.of(quantized);
+    Fidelity kept = known_.of(target, quantization);
     if (kept == Fidelity::lossy) {
       kept = separate_.fidelity(target, quantization);
       pair.separates = true;

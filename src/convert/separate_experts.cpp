@@ -53,9 +53,7 @@ Fidelity SeparateExperts::fidelity(const PlannedTarget& stack, const Quantizatio
   const auto experts = experts_of(stack);
   Fidelity worst = experts.empty() ? Fidelity::lossy : Fidelity::exact;
   for (const PlannedTarget* const expert : experts) {
-    PlannedTarget quantized = *expert;
-    quantized.quantization = quantization;
-    worst = std::max(worst, fidelities_.of(quantized));
+    worst = std::max(worst, fidelities_.of(*expert, quantization));
   }
   return worst;
 }
