@@ -87,8 +87,10 @@ std::string conversion_json(const ConvertReport& report, const ProcessMemory& me
   return joined(std::move(json), to_json(report));
 }
 
+// `repacked`: number of tensors whose codes are kept.
 std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
-                            const ProcessMemory& memory, std::uint64_t anonymous_bytes_peak) {
+                            std::size_t repacked, const ProcessMemory& memory,
+                            std::uint64_t anonymous_bytes_peak) {
   const auto with_code = [&](const char* code) {
     const auto found = std::ranges::find(report.findings, code, &Finding::code);
     return found == report.findings.end() ? nullptr : &*found;
@@ -109,6 +111,9 @@ std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
   }
   if (const Finding* const replaced = with_code("convert.replaced"); replaced && !run.part) {
     text += "\nreplaced  " + counted(replaced->sources.size(), "file");
+  }
+  if (repacked > 0) {
+    text += fmt::format("\nrepacked  {} without a change of values", counted(repacked, "tensor"));
   }
   for (const Finding& each : report.findings) {
     if (each.code == "convert.decoded") text += "\nencoding  " + each.message;
@@ -313,8 +318,11 @@ int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const Conver
   const ProcessMemory memory = process_memory();
   const std::uint64_t anonymous = std::max(watch.anonymous_bytes_peak(), memory.anonymous_bytes);
   if (!json) print_warnings(found_since(conversion.plan.findings, report.findings));
-  print_report([&](const TextStyle&) { return conversion_text(report, run, memory, anonymous); },
-               json ? conversion_json(report, memory, anonymous) : std::string());
+  print_report(
+      [&](const TextStyle&) {
+        return conversion_text(report, run, conversion.repacked.size(), memory, anonymous);
+      },
+      json ? conversion_json(report, memory, anonymous) : std::string());
   return 0;
 }
 

@@ -23,6 +23,7 @@
 #include "codec/companions.h"
 #include "codec/encode.h"
 #include "convert/choose/gguf_image.h"
+#include "convert/choose/readers.h"
 #include "convert/json_text.h"
 #include "convert/repack.h"
 #include "convert/write/extras.h"
@@ -433,15 +434,19 @@ void tell_readers(const Conversion& conversion, const ConvertOptions& source,
                     "quantization_config in the config.json of a folder",
          .suggestion = "for other libraries, choose a folder as the target"});
   } else if (!source.quantize.style) {
+    constexpr QuantizeStyle other = QuantizeStyle::compressed_tensors;
     findings.push_back(
         {.severity = Severity::info,
          .code = "convert.readers",
          .message = fmt::format("transformers does not read the codes of the style {}",
                                 name(QuantizeStyle::unified)),
-         .suggestion = is_compressible
-                           ? fmt::format("for transformers, choose the style {}",
-                                         name(QuantizeStyle::compressed_tensors))
-                           : "open the folder with loadstone.transformers.from_pretrained()"});
+         .suggestion =
+             !is_compressible ? "open the folder with loadstone.transformers.from_pretrained()"
+             : is_style_read(other, conversion.plan, source)
+                 ? fmt::format("for transformers, choose the style {}", name(other))
+                 : fmt::format("transformers would not read all of them in the style {} either; "
+                               "docs/opens-where.md lists the programs that read them",
+                               name(other))});
   }
 }
 

@@ -28,6 +28,7 @@
 #include "convert/output_recipes.h"
 #include "convert/quantize_rows.h"
 #include "convert/repack.h"
+#include "convert/separate_experts.h"
 #include "convert/tied_head.h"
 #include "convert/values.h"
 #include "convert/write/container.h"
@@ -461,14 +462,15 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   for (Finding& each : check_moved_codes(plan, conversion.repacked, options.dequantize)) {
     add_error(conversion, std::move(each));
   }
+  SeparateExperts separate(plan.catalog, options);
   if (keeps_codes(options, is_decoded)) {
-    for (Finding& finding : check_numbers(plan)) add_error(conversion, std::move(finding));
+    for (Finding& each : check_numbers(plan, separate)) add_error(conversion, std::move(each));
   }
   if (container.holds_blocks()) conversion.repacked = repacked_blocks(conversion);
   settle_metadata(conversion, options, has_values);
   lay_out(conversion, options);
-  tell_quantized(conversion, choices, reason_to_decode(options));
-  if (options.require_lossless) tell_losses(conversion);
+  tell_quantized(conversion, choices, reason_to_decode(options), separate);
+  if (options.require_lossless) tell_losses(conversion, separate);
   const bool has_decoded = has_values && plan.catalog->quantized().has_readable();
   settle_extras(conversion, options, given.folder, {has_decoded, outputs.unties});
   if (options.merge) tell_other_models(*plan.catalog, *options.merge, given.folder, plan.findings);

@@ -12,6 +12,7 @@
 #include "boxes/dims.h"
 #include "codec/fp4/blocks.h"
 #include "codec/gguf/gguf.h"
+#include "convert/separate_experts.h"
 #include "convert/write/container.h"
 #include "formats/gguf_shapes.h"
 #include "loadstone/quantized_tensors.h"
@@ -254,7 +255,7 @@ std::vector<RepackedTensor> repacked_blocks(const Conversion& conversion) {
   return repacked;
 }
 
-std::vector<Finding> check_numbers(const Plan& plan) {
+std::vector<Finding> check_numbers(const Plan& plan, SeparateExperts& separate) {
   std::vector<Finding> findings;
   for (const PlannedTarget& target : plan.targets) {
     const auto is_decoded = [&](const Box& box) {
@@ -268,7 +269,9 @@ std::vector<Finding> check_numbers(const Plan& plan) {
          .target = target.name,
          .message = fmt::format("the codes of '{}' {} do not fill whole MXFP4 blocks of GGUF",
                                 printable(target.name), target.shape.text()),
-         .suggestion = "decode them with --dequantize, or choose a type with --quantize"});
+         .suggestion = fmt::format(
+             "{}decode them with --dequantize, or choose a type with --quantize",
+             separate.keep_blocks(target) ? "separate the experts (--experts separate), " : "")});
   }
   return findings;
 }

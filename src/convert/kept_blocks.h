@@ -14,6 +14,8 @@
 
 namespace loadstone {
 
+class SeparateExperts;
+
 // Returns the block format of all sources of a recipe; nullopt if they have several formats, or are
 // not blocks.
 [[nodiscard]] std::optional<BlockFormat> source_blocks(const Catalog& catalog,
@@ -39,7 +41,7 @@ void keep_blocks(const Catalog& catalog, const std::function<bool(const TargetRe
 [[nodiscard]] std::vector<RepackedTensor> repacked_blocks(const Conversion& conversion);
 // Returns errors for targets whose codes the files cannot store in their layout, unless values are
 // requested.
-[[nodiscard]] std::vector<Finding> check_numbers(const Plan& plan);
+[[nodiscard]] std::vector<Finding> check_numbers(const Plan& plan, SeparateExperts& separate);
 
 // The stored form of a target that is not encoded: a dtype, or the blocks that it keeps with the
 // shape of their values.

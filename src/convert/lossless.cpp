@@ -14,28 +14,43 @@
 
 namespace loadstone {
 
-void tell_losses(Conversion& conversion) {
+namespace {
+
+struct Lossy {
+  Alike tensors;
+  bool separate = true;  // separate experts keep the values of all tensors
+};
+
+}  // namespace
+
+void tell_losses(Conversion& conversion, SeparateExperts& separate) {
   Plan& plan = conversion.plan;
   Fidelities fidelities(plan);
-  std::map<std::pair<std::string, std::string>, Alike> pairs;
+  std::map<std::pair<std::string, std::string>, Lossy> pairs;
   for (const PlannedTarget& target : plan.targets) {
     if (fidelities.of(target) != Fidelity::lossy) continue;
     const std::string before = target.recipe.merge != nullptr ? std::string("a sum of tensors")
                                                               : source_encodings(plan, target);
-    pairs[{before, std::string(output_encoding(conversion, target))}].add(target.name);
+    Lossy& lossy = pairs[{before, std::string(output_encoding(conversion, target))}];
+    lossy.tensors.add(target.name);
+    lossy.separate = lossy.separate && target.quantization &&
+                     separate.fidelity(target, *target.quantization) != Fidelity::lossy;
   }
-  for (const auto& [pair, tensors] : pairs) {
+  for (const auto& [pair, lossy] : pairs) {
     const auto& [before, after] = pair;
+    const auto& [count, first] = lossy.tensors;
     plan.findings.push_back(
         {.severity = Severity::error,
          .code = "convert.lossy",
-         .target = tensors.first,
-         .message = fmt::format("{} would change from {} to {}, which cannot represent all of "
-                                "{} values, but the conversion must be lossless",
-                                counted(tensors.count, "tensor"), before, after,
-                                tensors.count == 1 ? "its" : "their"),
-         .suggestion = "exclude the tensors, choose another encoding, or omit --require-lossless "
-                       "(require_lossless=)",
+         .target = first,
+         .message = fmt::format("{} (the first is '{}') would change from {} to {}, which cannot "
+                                "represent all of {} values, but the conversion must be lossless",
+                                counted(count, "tensor"), printable(first), before, after,
+                                count == 1 ? "its" : "their"),
+         .suggestion = fmt::format(
+             "{}exclude the tensors, choose another encoding, or omit --require-lossless "
+             "(require_lossless=)",
+             lossy.separate ? "separate the experts (--experts separate), " : ""),
          .found = before,
          .expected = after});
   }

@@ -67,7 +67,7 @@ double typical_error(const PlannedTarget& target) {
 QuantizeRow row_of(const Conversion& conversion, const PlannedTarget& target,
                    std::string_view reason) {
   QuantizeRow row;
-  row.shape = target.shape.text();
+  row.shape = stored_type(conversion, target).shape.text();
   row.after = output_encoding(conversion, target);
   row.reason = reason;
   row.bytes_after = target.byte_count();
@@ -160,38 +160,89 @@ void add_rows(Conversion& conversion, const Choices& choices,
 struct Pair {
   Alike tensors;
   double typical_error = 0;
+  // The fidelity of the new encoding, or of the one before if the tensors get no encoding.
+  Fidelity kept = Fidelity::exact;
+  bool separates = false;  // `kept` needs separate experts
 };
 // By encodings before and after.
 using Pairs = std::map<std::tuple<std::string, std::string, Fidelity>, Pair>;
 
-// Returns the tensors that were codes before, and that the conversion decodes. `is_quantized`:
-// those that it quantizes again, or those whose values it writes.
-Pairs decoded_pairs(const Conversion& conversion, bool is_quantized,
-                    const std::vector<Fidelity>& fidelities) {
-  Pairs pairs;
-  const Catalog& catalog = *conversion.plan.catalog;
-  for (std::size_t at = 0; at < fidelities.size(); ++at) {
-    const PlannedTarget& target = conversion.plan.targets[at];
-    if (target.quantization.has_value() != is_quantized) continue;
+// Returns the quantization of a target to the encoding of its codes. Tensors that the output stores
+// with one scale may have different scales in the source.
+Quantization own_quantization(const PlannedTarget& target, const std::string& encoding) {
+  Quantization own = {.encoding = encoding};
+  QuantizedLayout form;
+  const auto problem = prepare_quantization(own, target.shape, target.dtype, form);
+  if (!problem && form.needs_amax) own.group = target.name;
+  return own;
+}
+
+// Sorts the quantized tensors that a conversion decodes. Not thread-safe. The arguments must
+// outlive it.
+class DecodedTensors {
+ public:
+  DecodedTensors(const Conversion& conversion, const std::vector<Fidelity>& fidelities,
+                 Fidelities& known, SeparateExperts& separate)
+      : conversion_(conversion), fidelities_(fidelities), known_(known), separate_(separate) {}
+
+  // `is_quantized`: selects tensors that are quantized again, or those whose values are written.
+  [[nodiscard]] Pairs pairs(bool is_quantized) {
+    Pairs pairs;
+    for (std::size_t at = 0; at < fidelities_.size(); ++at) {
+      const PlannedTarget& target = conversion_.plan.targets[at];
+      if (target.quantization.has_value() != is_quantized) continue;
+      const std::string before = encodings_before(target);
+      const bool keeps_blocks =
+          !is_quantized && !stored_type(conversion_, target).encoding.is_dtype();
+      if (before.empty() || keeps_blocks) continue;
+      const std::string after(output_encoding(conversion_, target));
+      Pair& pair = pairs[{before, after, fidelities_[at]}];
+      pair.tensors.add(target.name);
+      pair.typical_error = typical_error(target);
+      if (is_quantized) {
+        add_kept(target, *target.quantization, pair);
+      } else if (find_written_encoding(before) != nullptr) {
+        add_kept(target, own_quantization(target, before), pair);
+      } else {
+        pair.kept = Fidelity::lossy;
+      }
+    }
+    return pairs;
+  }
+
+ private:
+  // Returns the encodings of the codes that a target decodes; empty if it decodes none.
+  [[nodiscard]] std::string encodings_before(const PlannedTarget& target) const {
+    const Catalog& catalog = *conversion_.plan.catalog;
     std::set<std::string_view> before;
     for_each_box(target.recipe, [&](const Box& box) {
       const bool is_block = !catalog.tensors()[box.source].encoding.is_dtype();
       if (is_block || decoded_by(catalog, box)) before.insert(encoding_of(catalog, box));
     });
-    if (before.empty()) continue;
-    Pair& pair = pairs[{fmt::format("{}", fmt::join(before, ", ")),
-                        std::string(output_encoding(conversion, target)), fidelities[at]}];
-    pair.tensors.add(target.name);
-    pair.typical_error = typical_error(target);
+    return fmt::format("{}", fmt::join(before, ", "));
   }
-  return pairs;
-}
+
+  void add_kept(const PlannedTarget& target, const Quantization& quantization, Pair& pair) {
+    Fidelity kept = known_.of(target, quantization);
+    if (kept == Fidelity::lossy) {
+      kept = separate_.fidelity(target, quantization);
+      pair.separates = true;
+    }
+    pair.kept = std::max(pair.kept, kept);
+  }
+
+  const Conversion& conversion_;
+  const std::vector<Fidelity>& fidelities_;
+  Fidelities& known_;
+  SeparateExperts& separate_;
+};
 
 // Reports quantized tensors that are quantized again, once per pair of encodings and fidelity.
-void tell_requantized(Conversion& conversion, const std::vector<Fidelity>& fidelities) {
-  for (const auto& [key, found] : decoded_pairs(conversion, true, fidelities)) {
+void tell_requantized(Conversion& conversion, const Pairs& pairs) {
+  for (const auto& [key, found] : pairs) {
     const auto& [before, after, fidelity] = key;
     const bool is_exact = fidelity == Fidelity::exact;
+    const bool separates = found.separates && found.kept != Fidelity::lossy;
     const std::string_view are = found.tensors.count == 1 ? "is" : "are";
     conversion.plan.findings.push_back(
         {.severity = is_exact ? Severity::info : Severity::warning,
@@ -200,7 +251,9 @@ void tell_requantized(Conversion& conversion, const std::vector<Fidelity>& fidel
          .message = fmt::format("{} {} already quantized to {} and {} quantized again to {}: {}",
                                 counted(found.tensors.count, "tensor"), are, before, are, after,
                                 fidelity_text(fidelity, found.typical_error)),
-         .suggestion = is_exact ? "" : "quantize the original checkpoint, if there is one",
+         .suggestion = is_exact    ? ""
+                       : separates ? "to keep the values, separate the experts (--experts separate)"
+                                   : "quantize the original checkpoint, if there is one",
          .found = before,
          .expected = after});
   }
@@ -208,7 +261,9 @@ void tell_requantized(Conversion& conversion, const std::vector<Fidelity>& fidel
 
 // Returns advice for tensors that a conversion decodes because it quantizes others. If loadstone
 // writes their encoding in the output's style, its encoder finds the scales of the codes again.
-std::string advice_on_decoded(const Conversion& conversion, const std::string& encoding) {
+// `are_kept`: the output stores all their values.
+std::string advice_on_decoded(const Conversion& conversion, const std::string& encoding,
+                              const Pair& pair, bool are_kept) {
   const auto style = conversion.options.find("style");
   const bool is_compressed =
       style != conversion.options.end() && style->second == name(QuantizeStyle::compressed_tensors);
@@ -216,29 +271,32 @@ std::string advice_on_decoded(const Conversion& conversion, const std::string& e
   const NamingStyle naming = conversion.format == FileFormat::gguf ? NamingStyle::gguf
                              : is_compressed                       ? NamingStyle::compressed
                                                                    : NamingStyle::unified;
-  if (written == nullptr || written->names(naming).empty()) {
+  if (written == nullptr || written->names(naming).empty() || pair.kept == Fidelity::lossy) {
+    if (are_kept) return {};
     return "choose an encoding for them too: one conversion cannot quantize other tensors and "
            "keep these codes";
   }
-  return fmt::format("to keep their values, choose {} for them too", encoding);
+  return fmt::format("to keep their {}{}, {}choose {} for them too", are_kept ? "codes" : "values",
+                     pair.kept == Fidelity::exact ? "" : " if the scales fit",
+                     pair.separates ? "separate the experts (--experts separate) and " : "",
+                     encoding);
 }
 
 // Reports quantized tensors whose values the output stores, once per pair of encodings.
-void tell_decoded(Conversion& conversion, Decoded decoded,
-                  const std::vector<Fidelity>& fidelities) {
-  const bool is_merge = decoded == Decoded::by_merge;
-  for (const auto& [key, found] : decoded_pairs(conversion, false, fidelities)) {
+void tell_decoded(Conversion& conversion, bool is_merge, const Pairs& pairs) {
+  for (const auto& [key, found] : pairs) {
     const auto& [before, after, fidelity] = key;
-    if (before == after) continue;  // a file that keeps blocks copies them
+    const bool are_kept = !is_merge && fidelity == Fidelity::exact;
     conversion.plan.findings.push_back(
-        {.severity = is_merge ? Severity::info : Severity::warning,
+        {.severity = is_merge || are_kept ? Severity::info : Severity::warning,
          .code = "convert.decoded",
          .target = found.tensors.first,
          .message =
-             fmt::format("the {} decodes {} from {} to {}", is_merge ? "merge" : "conversion",
-                         counted(found.tensors.count, "tensor"), before, after),
+             fmt::format("the {} decodes {} from {} to {}{}", is_merge ? "merge" : "conversion",
+                         counted(found.tensors.count, "tensor"), before, after,
+                         are_kept ? ", which keeps their values" : ""),
          .suggestion = is_merge ? "to quantize the output, pass an encoding (--quantize, quantize=)"
-                                : advice_on_decoded(conversion, before),
+                                : advice_on_decoded(conversion, before, found, are_kept),
          .found = after,
          .expected = before});
   }
@@ -266,7 +324,8 @@ std::string fidelity_text(Fidelity fidelity, double typical_error) {
                      fidelity == Fidelity::lossy ? "with" : "otherwise", 100 * typical_error);
 }
 
-void tell_quantized(Conversion& conversion, const Choices& choices, Decoded decoded) {
+void tell_quantized(Conversion& conversion, const Choices& choices, Decoded decoded,
+                    SeparateExperts& separate) {
   Fidelities known(conversion.plan);
   std::vector<Fidelity> fidelities;
   for (const PlannedTarget& target : conversion.plan.targets) {
@@ -276,8 +335,14 @@ void tell_quantized(Conversion& conversion, const Choices& choices, Decoded deco
     fidelities[target] = std::max(fidelities[target], Fidelity::exact_where_scales_fit);
   }
   add_rows(conversion, choices, fidelities);
-  tell_requantized(conversion, fidelities);
-  if (decoded != Decoded::on_request) tell_decoded(conversion, decoded, fidelities);
+  DecodedTensors tensors(conversion, fidelities, known, separate);
+  tell_requantized(conversion, tensors.pairs(true));
+  if (decoded == Decoded::on_request) return;
+  const bool is_merge = decoded == Decoded::by_merge;
+  for (std::size_t at = 0; at < fidelities.size() && !is_merge; ++at) {
+    fidelities[at] = std::max(fidelities[at], known.of(conversion.plan.targets[at]));
+  }
+  tell_decoded(conversion, is_merge, tensors.pairs(false));
 }
 
 }  // namespace loadstone

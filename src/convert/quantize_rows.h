@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "convert/choose/choose.h"
+#include "convert/separate_experts.h"
 #include "loadstone/convert.h"
 
 namespace loadstone {
@@ -30,6 +31,7 @@ enum class Decoded : std::uint8_t {
 // Adds one row to the report per group of similar tensors. Reports quantized tensors that the
 // conversion quantizes again, and those that it decodes for other reasons, once per pair of
 // encodings.
-void tell_quantized(Conversion& conversion, const Choices& choices, Decoded decoded);
+void tell_quantized(Conversion& conversion, const Choices& choices, Decoded decoded,
+                    SeparateExperts& separate);
 
 }  // namespace loadstone

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "boxes/block_boxes.h"
@@ -101,6 +102,13 @@ Fidelity Fidelities::of_floats(const PlannedTarget& target) const {
 Fidelity Fidelities::of(const PlannedTarget& target) {
   if (target.recipe.merge != nullptr) return Fidelity::lossy;
   return target.quantization ? of_codes(target) : of_floats(target);
+}
+
+Fidelity Fidelities::of(PlannedTarget target, Quantization quantization) {
+  target.dtype = Dtype::f32;  // conversions decode codes to F32 before they encode them again
+  quantization.exact_first = quantization.exact_first.value_or(true);
+  target.quantization = std::move(quantization);
+  return of(target);
 }
 
 }  // namespace loadstone

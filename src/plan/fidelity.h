@@ -17,6 +17,8 @@ class Fidelities {
 
   // Compares the target's values with those of its sources. Sums of tensors are lossy.
   [[nodiscard]] Fidelity of(const PlannedTarget& target);
+  // Does the same for a target that would get this quantization. Its sources are codes.
+  [[nodiscard]] Fidelity of(PlannedTarget target, Quantization quantization);
 
  private:
   [[nodiscard]] Fidelity of_codes(const PlannedTarget& target);

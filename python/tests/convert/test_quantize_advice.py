@@ -124,7 +124,11 @@ def test_values_stay_if_their_encoding_is_chosen_too(
     loadstone.convert(model, before, quantize={"mlp": encoding})
     report = loadstone.convert(before, tmp_path / "decoded", quantize={"self_attn": "fp8-block"})
     (finding,) = of_code(report.findings, "convert.decoded")
-    assert finding.suggestion == f"to keep their values, choose {encoding} for them too"
+    is_kept = encoding == "mxfp4"  # BF16 represents all values of MXFP4
+    assert ("which keeps their values" in finding.message) == is_kept
+    assert finding.severity == ("info" if is_kept else "warning")
+    assert finding.suggestion.startswith(f"to keep their {'codes' if is_kept else 'values'}")
+    assert finding.suggestion.endswith(f", choose {encoding} for them too")
     words = ["--quantize=self_attn=fp8-block", f"--quantize=mlp={encoding}"]
     output("convert", before, after, *words)
     values = []

@@ -172,6 +172,7 @@ def gpt_oss(folder: Path) -> Path:
         scales = torch.randint(110, 135, (experts, rows, groups), dtype=torch.uint8)
         tensors[f"{prefix}.{role}_blocks"], tensors[f"{prefix}.{role}_scales"] = blocks, scales
         tensors[f"{prefix}.{role}_bias"] = torch.randn(experts, rows, dtype=torch.bfloat16)
+    tensors["model.layers.0.self_attn.o_proj.weight"] = torch.randn(64, 64).bfloat16()
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text('{"model_type": "gpt_oss"}', encoding="utf-8")
     return folder

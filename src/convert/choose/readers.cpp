@@ -200,4 +200,20 @@ void Readers::report_mixed_dense() {
        "loadstone.transformers.from_pretrained()");
 }
 
+bool is_style_read(QuantizeStyle style, const Plan& plan, ConvertOptions options) {
+  options.quantize.style = style;
+  std::vector<Finding> findings;
+  const Chooser chooser(options.quantize, options.folder.config);
+  Readers readers(options, chooser, findings);
+  std::vector<std::string> names;
+  for (const PlannedTarget& target : plan.targets) {
+    names.push_back(target.name);
+    if (!target.quantization) continue;
+    readers.add(target.name, target.shape, written_encoding(*target.quantization),
+                chooser.other_layer(target.name));
+  }
+  readers.report(names);
+  return findings.empty();
+}
+
 }  // namespace loadstone

@@ -12,6 +12,7 @@
 #include "convert/choose/quantize_rules.h"
 #include "loadstone/convert.h"
 #include "loadstone/finding.h"
+#include "loadstone/plan.h"
 
 namespace loadstone {
 
@@ -52,5 +53,8 @@ class Readers {
   std::map<std::string, std::string> quantized_;  // encodings by name
   std::map<std::string_view, Unread> unread_;     // by the reason
 };
+
+// Returns true if transformers reads all codes and other tensors of the plan in this style.
+[[nodiscard]] bool is_style_read(QuantizeStyle style, const Plan& plan, ConvertOptions options);
 
 }  // namespace loadstone
