@@ -167,6 +167,15 @@ std::uint64_t in_memory(const Conversion& conversion, std::uint32_t file, std::u
   });
 }
 
+// Returns the bytes to read and to write.
+std::pair<std::uint64_t, std::uint64_t> work_left_of(const Conversion& self,
+                                                     const std::string& target,
+                                                     const ConvertRun& run,
+                                                     const std::vector<Finding>& findings) {
+  const WorkLeft left = work_left(self, target, run, findings);
+  return {left.bytes_to_read, left.bytes_to_write};
+}
+
 }  // namespace
 
 void bind_convert(nb::module_& module) {
@@ -185,14 +194,8 @@ void bind_convert(nb::module_& module) {
             return check_target(self, target, run);
           },
           nb::arg("target"), nb::arg("run"), uses_files())
-      .def(
-          "work_left",
-          [](const Conversion& self, const std::string& target, const ConvertRun& run,
-             const std::vector<Finding>& findings) {
-            const WorkLeft left = work_left(self, target, run, findings);
-            return std::pair(left.bytes_to_read, left.bytes_to_write);
-          },
-          nb::arg("target"), nb::arg("run"), nb::arg("findings"), uses_files())
+      .def("work_left", &work_left_of, nb::arg("target"), nb::arg("run"), nb::arg("findings"),
+           uses_files())
       .def_prop_ro("files", &file_rows)
       .def("extra_text", &extra_text, nb::arg("name"))
       .def("to_json", [](const Conversion& self) { return to_json(self); })
