@@ -241,12 +241,11 @@ def test_a_single_file_tells_before_it_starts_that_it_cannot_be_resumed(
     assert "already complete" in output(*words) and said not in output(*words)
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
-def test_a_lost_shard_of_a_finished_job_is_named(model: Path, tmp_path: Path, damage: Any) -> None:
+def test_a_lost_shard_of_a_finished_job_is_named(model: Path, tmp_path: Path) -> None:
     words = ["convert", model, tmp_path / "out", "--shard-size", SHARD, "--resume"]
     output(*words)
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    damage(tmp_path / "out" / "model-00002-of-00003.safetensors")
+    (tmp_path / "out" / "model-00002-of-00003.safetensors").unlink()
     said = "in which 'model-00002-of-00003.safetensors' is missing or changed"
     dry = loadstone.convert(model, tmp_path / "out", shard_size=SHARD, resume=True, dry_run=True)
     assert said in dry.findings[0].message and dry.findings[0].code == "convert.replaced"
@@ -290,7 +289,7 @@ def test_a_plan_counts_the_limit_of_the_address_space(model: Path) -> None:
 def split(model: Path, folder: Path) -> list[Path]:
     folder.mkdir()
     output("convert", model, folder / "x.gguf", "--arch", "wan", "--shard-size", SHARD)
-    return sorted(folder.iterdir())
+    return sorted(folder.glob("*.gguf"))
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
