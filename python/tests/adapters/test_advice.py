@@ -390,6 +390,12 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "test_a_first_rank_that_lacks_values_is_named_on_all",
     "place its module in memory, or do not quantize": "test_bitsandbytes_loading.py::"
     "test_experts_are_not_put_on_disk",
+    "load the model again, and give models that exist": "test_diffusers_hooks_audit.py::"
+    "test_files_that_hooks_read_must_not_change",
+    "Save the model before this offload, or load it again": "test_diffusers_hooks_audit.py::"
+    "test_group_offload_to_disk_leaves_no_values",
+    "audit and save the model before this offload": "test_diffusers_hooks_audit.py::"
+    "test_group_offload_to_disk_leaves_no_values",
     "not supported: call the class's own function": "test_diffusers_patch.py::"
     "test_torch_files_are_left_to_the_library",
     "call the class's own from_pretrained": "test_bitsandbytes_diffusers.py::"

@@ -103,6 +103,9 @@ def test_group_offload_to_disk_leaves_no_values(folder: Path, tmp_path: Path) ->
     with loadstone.patch("diffusers"), refused:
         model.save_pretrained(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
+    again = loaded(folder)
+    again.save_pretrained(tmp_path / "saved")
+    assert loadstone.audit(again).ok
 
 
 @torch.no_grad()
@@ -134,6 +137,8 @@ def test_files_that_hooks_read_must_not_change(folder: Path, tmp_path: Path, cha
     with pytest.raises(loadstone.Error, match="load the model again") as caught:
         model(**INPUTS)
     assert caught.value.code == "io.changed" and caught.value.path == str(file)
+    if change == "replaced":
+        loaded(source, device_map=places, offload_folder=str(tmp_path / "another"))(**INPUTS)
 
 
 def test_offloaded_values_are_saved(folder: Path, tmp_path: Path) -> None:
