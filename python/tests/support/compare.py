@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from loadstone._model.walk import LOAD_RECORDER
+
 
 @dataclasses.dataclass
 class Loaded:
@@ -242,7 +244,8 @@ def _attributes(ours: Any, library: Any) -> Iterator[str]:
         mine, theirs = read(ours), read(library)
         if mine != theirs:
             yield f"{what}: {_shorten(mine, theirs)}"
-    extra = vars(ours).keys() ^ vars(library).keys()
+    # loadstone records a load at the model, for its deep copies.
+    extra = (vars(ours).keys() ^ vars(library).keys()) - {LOAD_RECORDER}
     if extra:
         yield f"attributes of the model that one of both lacks: {sorted(extra)}"
 
