@@ -288,7 +288,7 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   if (work.was_committed()) {
     report.outputs = output_paths(conversion, place.path);
     for (const OutputFile& file : conversion.files) report.bytes_kept += file.byte_count();
-    record_finished(place, prepare_record(conversion, place, run, place.path, disk), disk);
+    prepare_record(conversion, place, run, place.path, disk);
     work.remove();
     return report;
   }

@@ -390,38 +390,26 @@ void tell_replaced(const Conversion& conversion, const std::string& difference,
                             .message = message + ": " + name_list(names)});
 }
 
-// Ignores errors: without a record, a later run only does not know the output.
-static void write_record(const std::string& path, const std::string& text,
-                         WritableStorage& storage) {
-  const std::string unfinished = path + ".unfinished";
-  storage.remove(unfinished);  // of a killed process
-  try {
-    storage.write_whole(path, unfinished, text);
-  } catch (const Error&) {
-    storage.remove(unfinished);
-  }
-}
-
-std::string prepare_record(const Conversion& conversion, const TargetPlace& place,
-                           const ConvertRun& run, const std::string& files,
-                           WritableStorage& storage) {
+void prepare_record(const Conversion& conversion, const TargetPlace& place, const ConvertRun& run,
+                    const std::string& files, WritableStorage& storage) {
   WorkState state = state_of(conversion, storage);
   state.outputs = files_of(conversion, files, storage);
   state.receipt = receipt_of(run);
-  std::string text = to_json(state);
-  write_record(waiting_record(place), text, storage);
-  return text;
-}
-
-void record_finished(const TargetPlace& place, const std::string& text, WritableStorage& storage) {
-  storage.remove(place.record);
-  write_record(place.record, text, storage);
+  const std::string path = waiting_record(place);
+  storage.write_whole(path, path + std::string(unfinished_mark), to_json(state));
 }
 
 void adopt_record(const TargetPlace& place, WritableStorage& storage) {
   const auto record = read_record(waiting_record(place), storage);
   if (!record || !lost_files(place, *record, storage).empty()) return;
-  record_finished(place, to_json(*record), storage);
+  const std::string unfinished = place.record + ".unfinished";
+  storage.remove(place.record);
+  storage.remove(unfinished);  // of a killed process
+  try {
+    storage.write_whole(place.record, unfinished, to_json(*record));
+  } catch (const Error&) {
+    storage.remove(unfinished);  // the target is complete; a later run only does not know it
+  }
 }
 
 }  // namespace loadstone

@@ -49,14 +49,12 @@ void tell_replaced(const Conversion& conversion, const std::string& difference,
 [[nodiscard]] std::optional<Finding> kept_model(const Conversion& conversion,
                                                 const TargetPlace& place, WritableStorage& storage);
 
-// Writes the record of an output that is about to be committed into the work folder, and returns
-// its text. `files`: the folder of the finished files, or the path of the single file.
-[[nodiscard]] std::string prepare_record(const Conversion& conversion, const TargetPlace& place,
-                                         const ConvertRun& run, const std::string& files,
-                                         WritableStorage& storage);
-// Writes the record of a complete target.
-void record_finished(const TargetPlace& place, const std::string& text, WritableStorage& storage);
-// Writes the record for a run that was killed after it had committed its output.
+// Writes the record of an output that is about to be committed into the work folder. `files`: the
+// folder of the finished files, or the path of the single file.
+void prepare_record(const Conversion& conversion, const TargetPlace& place, const ConvertRun& run,
+                    const std::string& files, WritableStorage& storage);
+// Copies the record from the work folder to its place next to the target, if the output has been
+// committed.
 void adopt_record(const TargetPlace& place, WritableStorage& storage);
 
 }  // namespace loadstone

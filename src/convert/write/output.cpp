@@ -313,8 +313,7 @@ void Output::write_beside(std::optional<DigestKind> receipt) {
 }
 
 // Commits a single file. Replaces an older receipt before the file that the receipt describes.
-std::string Output::commit_file(const TargetPlace& place, std::optional<DigestKind> receipt,
-                                const std::string& record) {
+std::string Output::commit_file(const TargetPlace& place, std::optional<DigestKind> receipt) {
   const std::string name = receipt_name(conversion_, place.path);
   const std::string path = place.parent + "/" + name;
   std::string text;
@@ -325,7 +324,6 @@ std::string Output::commit_file(const TargetPlace& place, std::optional<DigestKi
   if (is_receipt_file(storage_, path)) storage_.remove(path);
   storage_.rename(files_.front().part_path, place.path);
   files_.front().is_whole = true;
-  record_finished(place, record, storage_);
   if (receipt) {
     storage_.write_whole(path, work_.unfinished("receipt"), text);
     bytes_written_ += text.size();
@@ -339,21 +337,20 @@ std::vector<std::string> Output::commit(const std::string& target, const Convert
   const TargetPlace place = look_at_target(conversion_, target, storage_);
   const auto kept = kept_model(conversion_, place, storage_);
   if (kept && !run.overwrite) require_no_errors({*kept});
-  const auto prepared = [&](const std::string& files) {
-    return prepare_record(conversion_, place, run, files, storage_);
+  const auto prepare = [&](const std::string& files) {
+    prepare_record(conversion_, place, run, files, storage_);
   };
   if (conversion_.one_file) {
-    const std::string record = prepared(files_.front().part_path);
-    const std::string beside = commit_file(place, receipt, record);
+    prepare(files_.front().part_path);
+    const std::string beside = commit_file(place, receipt);
     syncs_.sync_folder(storage_, place.parent);
     if (receipt) return {place.path, beside};
     return {place.path};
   }
   write_beside(receipt);
-  const std::string record = prepared(work_.files());
+  prepare(work_.files());
   syncs_.sync_folder(storage_, work_.files());
   Commit(conversion_, work_, place, storage_, syncs_).run();
-  record_finished(place, record, storage_);
   auto paths = output_paths(conversion_, place.path);
   if (receipt) paths.push_back(place.path + "/" + receipt_name(conversion_, {}));
   return paths;

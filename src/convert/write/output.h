@@ -126,8 +126,7 @@ class Output final : public OutputFiles {
   void make(std::uint32_t file);
   void write_beside(std::optional<DigestKind> receipt);
   [[nodiscard]] Receipt whole_receipt(DigestKind kind);
-  std::string commit_file(const TargetPlace& place, std::optional<DigestKind> receipt,
-                          const std::string& record);
+  std::string commit_file(const TargetPlace& place, std::optional<DigestKind> receipt);
   void note_receipt(std::uint32_t file);
 
   const Conversion& conversion_;

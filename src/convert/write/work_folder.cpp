@@ -23,8 +23,6 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::string_view unfinished_mark = ".unfinished-";
-
 // Returns the name of the finished file, such as "model-00001-of-00002.safetensors" for
 // "model-00001-of-00002.safetensors.unfinished-1f...".
 std::string_view begun_name(std::string_view name) {
@@ -91,7 +89,6 @@ WorkFolder::WorkFolder(const Conversion& conversion, const TargetPlace& place,
   locks_.take(run);
   try {
     recover_old();
-    adopt_record(place_, storage_);
     if (run.part) {
       open_part(*run.part);
     } else {
@@ -418,6 +415,7 @@ void WorkFolder::empty_files(const WorkState& known) {
 }
 
 void WorkFolder::clear() {
+  adopt_record(place_, storage_);
   empty_files(known_work_state(storage_, path_));
   forget_exchange();
   storage_.remove(path_ + "/state.json");

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "convert/write/output.h"
@@ -29,6 +30,9 @@
 #include "loadstone/storage.h"
 
 namespace loadstone {
+
+// Part of the names of files that are being written.
+inline constexpr std::string_view unfinished_mark = ".unfinished-";
 
 // State that an interrupted run left; see docs/design/work-folder.md.
 enum class WorkStage : std::uint8_t {
