@@ -56,7 +56,7 @@ def told(source: Path, target: Path, **options: Any) -> str:
     """Return the warning, which a dry run and the conversion both give."""
     found = []
     for dry_run in (True, False):
-        report = loadstone.convert(source, target, dry_run=dry_run, **options)
+        report = loadstone.convert(source, target, dry_run=dry_run, overwrite=True, **options)
         of_code = [each for each in report.findings if each.code == "convert.config_stays"]
         assert all(each.severity == "warning" for each in of_code) and len(of_code) < 2
         found.append(" ".join(each.message for each in of_code))
