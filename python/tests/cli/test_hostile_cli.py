@@ -110,7 +110,7 @@ def all_outcomes(command: Path, tmp_path_factory: Any) -> dict[tuple[str, str], 
         for name, word in keys
     ]
     done = dict(zip(keys, run_all(commands), strict=True))
-    left = {path.name for path in target.iterdir()}
+    left = {path.name for path in target.glob("[!.]*")}
     whole = {
         f"{name}.safetensors"
         for name, word in keys
