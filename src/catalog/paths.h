@@ -13,4 +13,10 @@ namespace loadstone {
 // Returns true if `path` is `folder` or below it; both must be absolute and without links.
 [[nodiscard]] bool is_below(std::string_view path, std::string_view folder) noexcept;
 
+// Returns true for names of files and folders that conversions keep next to their outputs, such as
+// ".loadstone-NAME.done".
+[[nodiscard]] inline bool is_own_name(std::string_view name) noexcept {
+  return name.starts_with(".loadstone-");
+}
+
 }  // namespace loadstone

@@ -324,6 +324,7 @@ class ReceiptCheck {
       for (const std::string& name : names_in(below.empty() ? root : join_path(root, below))) {
         const std::string path = join_path(below, name);
         if (known.contains(path) || (below.empty() && name.ends_with(receipt_file_name))) continue;
+        if (is_own_name(name)) continue;
         if (folders.contains(path) && storage_.kind(join_path(root, path)) == EntryKind::folder) {
           self(self, path);
         } else {
