@@ -238,11 +238,10 @@ void bind_convert(nb::module_& module) {
              bool overwrite, const std::string& receipt, std::string_view page_cache) {
             new (self) ConvertRun(run_for(resume, part, finish, overwrite, receipt, page_cache));
           },
-          nb::kw_only(), nb::arg("resume") = false, nb::arg("part").none() = nb::none(),
-          nb::arg("finish") = false, nb::arg("overwrite") = false, nb::arg("receipt") = "",
-          nb::arg("page_cache") = "auto");
-  module.def("convert", &run, nb::arg("conversion"), nb::arg("target"),
-             nb::arg("progress").none() = nb::none(), nb::arg("run") = ConvertRun());
+          nb::arg("resume") = false, nb::arg("part").none() = nb::none(), nb::arg("finish") = false,
+          nb::arg("overwrite") = false, nb::arg("receipt") = "", nb::arg("page_cache") = "auto");
+  module.def("convert", &run, nb::arg("conversion"), nb::arg("target"), nb::arg("progress").none(),
+             nb::arg("run"));
 }
 
 }  // namespace loadstone::python

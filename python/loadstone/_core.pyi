@@ -337,7 +337,6 @@ def make_conversion(catalog: Catalog, **options: Any) -> Conversion: ...
 class ConvertRun:
     def __init__(
         self,
-        *,
         resume: bool = False,
         part: tuple[int, int] | None = None,
         finish: bool = False,
@@ -349,8 +348,8 @@ class ConvertRun:
 def convert(
     conversion: Conversion,
     target: str,
-    progress: Callable[[int, int], object] | None = None,
-    run: ConvertRun = ...,
+    progress: Callable[[int, int], object] | None,
+    run: ConvertRun,
 ) -> ConvertReport: ...
 def convert_in_memory(conversion: Conversion, file: int, address: int, bytes: int) -> int: ...
 
