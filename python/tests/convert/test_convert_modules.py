@@ -103,7 +103,7 @@ def test_modules_come_along(model: Path, tmp_path: Path, door: str) -> None:
         assert files_in(target) == sorted(expected)
         for name in BELOW:
             assert (target / name).read_bytes() == (model / name).read_bytes()
-    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == [".loadstone-out.done"]
+    assert [each.name for each in tmp_path.glob(".*")] == [".loadstone-out.done"]
     with loadstone.open(target / "2_Dense") as dense:
         assert dense["linear.weight"].shape == (4, 32)
 
