@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BitsAndBytesConfig
 from transformers_models import by_name, write_checkpoint
 
-from loadstone._model.walk import walk
+from loadstone._model.walk import LOAD_RECORDER, walk
 
 KINDS: dict[str, dict[str, Any]] = {
     "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
@@ -76,8 +76,9 @@ def differences(ours: torch.nn.Module, theirs: torch.nn.Module) -> Iterator[str]
             yield f"{name}: other bytes"
     modules = zip(ours.named_modules(), theirs.named_modules(), strict=True)
     for (path, first), (_, second) in modules:
-        if type(first) is not type(second) or vars(first).keys() != vars(second).keys():
-            yield f"{path}: {type(first)}, {vars(first).keys() ^ vars(second).keys()}"
+        extra = (vars(first).keys() ^ vars(second).keys()) - {LOAD_RECORDER}
+        if type(first) is not type(second) or extra:
+            yield f"{path}: {type(first)}, {extra}"
         for name, parameter in first._parameters.items():
             yield from _attributes(f"{path}.{name}", parameter, second._parameters[name])
 
