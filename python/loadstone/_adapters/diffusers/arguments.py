@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
-from diffusers import DiffusionPipeline
 
 from loadstone import _core
 from loadstone._base.arguments import wrong_kind
@@ -61,7 +61,7 @@ def check(cls: Any, function: str, kwargs: dict[str, Any], options: LoadOptions)
 
 
 def is_pipeline(cls: Any) -> bool:
-    return isinstance(cls, type) and issubclass(cls, DiffusionPipeline)
+    return isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline)
 
 
 def _check_devices(device_map: Any, must_exist: bool, above: str = "") -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from diffusers import DiffusionPipeline, ModelMixin
+import diffusers
 
 from loadstone._adapters.diffusers import local_configs
 from loadstone._adapters.diffusers.local_configs import ConfigSources
@@ -173,7 +173,8 @@ def _explain_weights(cls: Any, folder: Path, kwargs: Mapping[str, Any]) -> Error
 def _wrong_class(cls: Any, function: str, folder: Path) -> Error | None:
     path = folder / cls.config_name
     name = _class_of(folder, cls.config_name)
-    is_concrete = issubclass(cls, ModelMixin | DiffusionPipeline) and cls is not DiffusionPipeline
+    kinds = diffusers.ModelMixin, diffusers.DiffusionPipeline
+    is_concrete = issubclass(cls, kinds) and cls is not diffusers.DiffusionPipeline
     if not is_concrete or name in ("", cls.__name__):
         return None
     message = f"the config declares a different class: call {function} of {name}"
