@@ -334,16 +334,10 @@ static WorkLeft left_for(const Conversion& conversion, const std::string& target
     return {.bytes_to_read = conversion.bytes_to_read, .bytes_to_write = conversion.bytes_to_write};
   }
   WritableStorage& storage = conversion.plan.catalog->storage(run.storage).writable();
-  const std::string folder = place_of(conversion, target, storage).work + "/files";
-  const bool has_work = is_plain_folder(storage, folder);
-  const std::vector<std::uint32_t> files =
-      files_of_part(conversion, run.part.value_or(ConvertPart{.index = 1, .count = 1}));
-  WorkLeft left;
-  for (const std::uint32_t file : files) {
-    const bool is_kept = has_work && is_whole(storage, conversion, folder, file);
-    (is_kept ? left.bytes_kept : left.bytes_to_write) += conversion.files[file].byte_count();
-  }
-  if (run.finish) left.bytes_to_write = 0;
+  const std::string work = place_of(conversion, target, storage).work;
+  const FinishedFiles finished = finished_files(storage, conversion, work, run.part);
+  WorkLeft left = {.bytes_to_write = run.finish ? 0 : finished.bytes_left,
+                   .bytes_kept = finished.bytes};
   const double share = static_cast<double>(left.bytes_to_write) /
                        static_cast<double>(std::max<std::uint64_t>(conversion.bytes_to_write, 1));
   const double read = static_cast<double>(conversion.bytes_to_read) * std::min(share, 1.0);

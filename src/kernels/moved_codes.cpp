@@ -21,6 +21,7 @@ struct Stored {
   Dtype scale;
   float most;               // largest magnitude of a code
   bool has_halves = false;  // two codes per byte
+  bool has_nan = false;     // codes in F8_E4M3
 };
 
 std::optional<Stored> stored_by(const QuantizedLayout& form) noexcept {
@@ -30,11 +31,11 @@ std::optional<Stored> stored_by(const QuantizedLayout& form) noexcept {
     case QuantizeKind::mxfp4:
       return Stored{Dtype::f8_e8m0, 6, true};
     case QuantizeKind::mxfp8:
-      return Stored{Dtype::f8_e8m0, 448};
+      return Stored{.scale = Dtype::f8_e8m0, .most = 448, .has_nan = true};
     case QuantizeKind::fp8:
     case QuantizeKind::fp8_channel:
     case QuantizeKind::fp8_block:
-      return Stored{Dtype::f32, 448};
+      return Stored{.scale = Dtype::f32, .most = 448, .has_nan = true};
     case QuantizeKind::int8_channel:
       return Stored{Dtype::f32, 128};
     case QuantizeKind::gguf_blocks:
@@ -186,8 +187,7 @@ bool write_codes(const QuantizedLayout& form, std::uint64_t begin, const MovedRu
 }
 
 std::uint64_t find_nan_code(const QuantizedLayout& form, const MovedRun& run) noexcept {
-  const Stored stored = *stored_by(form);
-  if (stored.most != 448) return run.count;
+  if (!stored_by(form)->has_nan) return run.count;
   const std::span codes(run.codes, run.count);
   const auto is_nan = [](std::byte code) { return (code & std::byte{0x7f}) == std::byte{0x7f}; };
   const auto count = std::ranges::count_if(codes, is_nan);

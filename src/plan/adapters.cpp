@@ -127,8 +127,7 @@ class Adder {
       finding.suggestion = fmt::format(
           "the base has none of the adapter's modules; its names are such as '{}'. If the adapter "
           "was made for this model, its names are those of another library: merge it into the "
-          "checkpoint with these names (the model's original file, or the folder of diffusers), or "
-          "load it with diffusers' load_lora_weights, which converts names",
+          "checkpoint that has these names, such as the model's original file",
           printable(base.front()));
     }
   }

@@ -86,7 +86,8 @@ struct Case {
   Box box;
 };
 
-// Returns a slice, a transposition or a part of a larger target, of a stack of matrices.
+// Returns a slice, groups of rows, a transposition or a part of a larger target, of a stack of
+// matrices.
 Case random_case(Random& random) {
   const std::uint64_t stack = random(1, 3);
   const std::uint64_t rows = random(1, 3) * (random(0, 1) == 0 ? 4 : 3);
@@ -111,6 +112,14 @@ Case random_case(Random& random) {
   made.box.dims.push_back(is_transposed ? down : along);
   if (!is_transposed && made_columns == columns && width == columns && step == 1) {
     made.box.dims = {{stack, rows * columns, made_rows * made_columns}, {height * width, 1, 1}};
+  } else if (!is_transposed && step == 1 && height > 2 && random(0, 1) == 0) {
+    // Groups of rows, with a row between them in the source.
+    const std::uint64_t group = random(1, (height - 1) / 2);
+    const std::uint64_t groups = (height + 1) / (group + 1);
+    made.box.dims = {{stack, rows * columns, made_rows * made_columns},
+                     {groups, (group + 1) * columns, group * made_columns},
+                     {group, columns, made_columns},
+                     {width, 1, 1}};
   }
   return made;
 }

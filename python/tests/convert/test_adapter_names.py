@@ -154,7 +154,7 @@ def test_names_of_another_library_have_a_next_step(tmp_path: Path, door: str) ->
     assert caught.value.code == "merge.unused"
     suggestion = caught.value.findings[0].suggestion
     assert "the base has none of the adapter's modules" in suggestion and theirs in suggestion
-    assert "load_lora_weights" in suggestion
+    assert "merge it into the checkpoint that has these names" in suggestion
 
 
 class TestAmbiguous:

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <iterator>
 #include <map>
-#include <numeric>
 #include <set>
 #include <utility>
 
@@ -29,7 +28,7 @@ std::string file_of(const TargetPlace& place, const std::string& name) {
   return name.empty() ? place.path : place.path + "/" + name;
 }
 
-// Returns true for files that a module next to the model consists of.
+// Returns true for the name of a file with tensors.
 bool is_weights(const Conversion& conversion, std::string_view name) {
   return container_of(conversion.format).is_model_name(name);
 }
@@ -56,10 +55,14 @@ std::vector<SourceState> files_of(const Conversion& conversion, const std::strin
   return states;
 }
 
+bool is_unchanged(const SourceState& recorded, const FileIdentity& file) {
+  return recorded.bytes == file.bytes && recorded.modified_ns == file.modified_ns &&
+         recorded.inode == file.inode;
+}
+
 bool is_same_file(const TargetPlace& place, const SourceState& file, WritableStorage& storage) {
   const auto status = storage.status(file_of(place, file.path));
-  return status && status->identity.bytes == file.bytes &&
-         status->identity.modified_ns == file.modified_ns && status->identity.inode == file.inode;
+  return status && is_unchanged(file, status->identity);
 }
 
 // Returns the files of the record that are missing or have changed.
@@ -150,13 +153,6 @@ std::vector<SourceState> sources_of_source(const Conversion& conversion, Writabl
   return sources;
 }
 
-bool is_among(const std::vector<SourceState>& files, const FileIdentity& file) {
-  return std::ranges::any_of(files, [&](const SourceState& each) {
-    return each.bytes == file.bytes && each.modified_ns == file.modified_ns &&
-           each.inode == file.inode;
-  });
-}
-
 // The reason why the conversion must not replace files of the target.
 enum class Kept : std::uint8_t { unknown, changed, is_source };
 
@@ -165,7 +161,10 @@ std::optional<Kept> reason_to_keep(const TargetPlace& place, const std::string& 
                                    const std::vector<SourceState>& before,
                                    WritableStorage& storage) {
   const auto status = storage.status(file_of(place, name));
-  if (status && is_among(before, status->identity)) return Kept::is_source;
+  const auto is_file = [&](const SourceState& each) {
+    return is_unchanged(each, status->identity);
+  };
+  if (status && std::ranges::any_of(before, is_file)) return Kept::is_source;
   auto reason = Kept::unknown;
   for (const WorkState& record : records) {
     const auto file = std::ranges::find(record.outputs, name, &SourceState::path);
@@ -292,13 +291,7 @@ static std::optional<Finding> discarded_work(const Conversion& conversion, const
                                              WritableStorage& storage) {
   const auto found = known_work_state(storage, place.work);
   require_undivided(found, place.work);
-  const std::string files = place.work + "/files";
-  std::size_t count = 0;
-  if (is_plain_folder(storage, files)) {
-    for (std::uint32_t i = 0; i < conversion.files.size(); ++i) {
-      if (is_whole(storage, conversion, files, i)) ++count;
-    }
-  }
+  const std::size_t count = finished_files(storage, conversion, place.work, {}).count;
   if (count == 0) return std::nullopt;
   return Finding{.severity = Severity::warning,
                  .code = "convert.replaced",
@@ -327,22 +320,11 @@ std::optional<Finding> resumed_work(const Conversion& conversion, const TargetPl
   if (is_renaming || !is_plain_folder(storage, files)) return std::nullopt;
   require_own_files(storage, conversion, place, files);
   if (run.finish) return std::nullopt;
-  std::vector<std::uint32_t> mine(conversion.files.size());
-  std::iota(mine.begin(), mine.end(), 0);
-  if (run.part) mine = files_of_part(conversion, *run.part);
-  std::size_t kept = 0;
-  std::uint64_t bytes_left = 0;
-  for (const std::uint32_t file : mine) {
-    if (is_whole(storage, conversion, files, file)) {
-      ++kept;
-    } else {
-      bytes_left += conversion.files[file].byte_count();
-    }
-  }
+  const FinishedFiles finished = finished_files(storage, conversion, place.work, run.part);
   return about_resume(fmt::format(
       "an earlier run finished {} of {}, which this run keeps if their bytes are unchanged; {} are "
       "left to write",
-      kept, counted(mine.size(), "file"), human_bytes(bytes_left)));
+      finished.count, counted(finished.of, "file"), human_bytes(finished.bytes_left)));
 }
 
 ConvertReport report_finished(const Conversion& conversion, const std::string& target,

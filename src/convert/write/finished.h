@@ -37,10 +37,8 @@ inline constexpr const char* resumed_code = "convert.resumed";
 [[nodiscard]] ConvertReport report_finished(const Conversion& conversion, const std::string& target,
                                             const ConvertRun& run, WritableStorage& storage);
 
-// Adds a finding about the files that the conversion replaces, and how the earlier output differs,
-// if this is known. It is an error if no earlier conversion into this target wrote a file, or the
-// file has changed since: source and target may have been exchanged. For a resumed run it is a
-// warning, because such a run was meant to keep finished work.
+// Adds a finding about the files that the conversion replaces: the error of kept_model(), a warning
+// if the earlier output differs or is not known, otherwise an info.
 void tell_replaced(const Conversion& conversion, const std::string& difference,
                    const ConvertRun& run, WritableStorage& storage, TargetPlace& place);
 

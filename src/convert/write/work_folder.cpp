@@ -74,6 +74,24 @@ bool is_whole(WritableStorage& storage, const Conversion& conversion, const std:
   return storage.read_begin(path, header.size()) == header;
 }
 
+FinishedFiles finished_files(WritableStorage& storage, const Conversion& conversion,
+                             const std::string& work, const std::optional<ConvertPart>& part) {
+  const std::string folder = work + "/files";
+  const bool has_files = is_plain_folder(storage, folder);
+  const auto files = files_of_part(conversion, part.value_or(ConvertPart{}));
+  FinishedFiles finished = {.of = files.size()};
+  for (const std::uint32_t file : files) {
+    const std::uint64_t bytes = conversion.files[file].byte_count();
+    if (has_files && is_whole(storage, conversion, folder, file)) {
+      ++finished.count;
+      finished.bytes += bytes;
+    } else {
+      finished.bytes_left += bytes;
+    }
+  }
+  return finished;
+}
+
 WorkFolder::WorkFolder(const Conversion& conversion, const TargetPlace& place,
                        const ConvertRun& run, WritableStorage& storage)
     : conversion_(conversion),

@@ -127,6 +127,18 @@ class WorkFolder {
 [[nodiscard]] bool is_whole(WritableStorage& storage, const Conversion& conversion,
                             const std::string& folder, std::uint32_t file);
 
+// Files that an earlier run finished and left in the work folder.
+struct FinishedFiles {
+  std::size_t of = 0;  // number of files, finished or not
+  std::size_t count = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t bytes_left = 0;  // of the other files
+};
+// Looks at the files of a part; nullopt: at all files.
+[[nodiscard]] FinishedFiles finished_files(WritableStorage& storage, const Conversion& conversion,
+                                           const std::string& work,
+                                           const std::optional<ConvertPart>& part);
+
 // Returns the bytes of the files in the work folder that a run with these files would keep or
 // remove.
 [[nodiscard]] std::uint64_t bytes_waiting(WritableStorage& storage, const Conversion& conversion,
