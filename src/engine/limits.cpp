@@ -144,7 +144,7 @@ Limits::Limits(const ValueSet& values, std::uint64_t pinned_bytes_max)
     if (is_whole) continue;
     has_device_ = has_device_ || value.goes_to_device();
     has_host_windows_ = has_host_windows_ || is_quantized || !value.goes_to_device();
-    encodes_apart_ = encodes_apart_ || (is_quantized && !value.has_place);
+    needs_encoded_ = needs_encoded_ || (is_quantized && (!value.has_place || form.exact_first));
     boxes_most_ = std::max<std::uint64_t>(boxes_most_, value.boxes.size());
     add_windows(value, is_quantized ? &form : nullptr, bytes_since(first), shared);
     if (is_quantized &&
@@ -343,7 +343,7 @@ std::uint64_t Limits::held_bytes(unsigned threads) const {
 // Returns the maximum size of an encoded piece.
 std::uint64_t Limits::encoded_bytes(std::uint64_t piece_bytes) const {
   std::uint64_t bytes = 0;
-  if (!encodes_apart_) return 0;  // pieces are encoded directly into their destination
+  if (!needs_encoded_) return 0;  // pieces are encoded directly into their destination
   for (const QuantizedLayout& form : forms_) {
     bytes = std::max(bytes, encoded_bytes_of(form, elements_in(form, piece_bytes)));
   }

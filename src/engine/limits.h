@@ -153,7 +153,7 @@ class Limits {
   const std::uint64_t pinned_bytes_max_;
   bool has_device_ = false;             // at least one value is on a device
   bool has_host_windows_ = false;       // windows are made in the memory of their thread
-  bool encodes_apart_ = false;          // quantized values are not encoded into their destination
+  bool needs_encoded_ = false;          // codes need memory besides their destination
   Staged whole_;                        // whole values
   Staged windows_;                      // of values that are made by windows
   std::vector<Stretch> stretches_;      // cleared once they have been counted

@@ -82,6 +82,8 @@ std::size_t quantize_random_plan(unsigned seed) {
     });
     if (has_tie || !is_encodable(plan.targets[i], chosen)) continue;
     plan.targets[i].quantization = chosen;
+    const bool has_scale_of_tensor = chosen.encoding == "fp8" || chosen.encoding == "nvfp4";
+    plan.targets[i].quantization->exact_first = !has_scale_of_tensor && i % 2 == 0;
     ++count;
   }
   plan.staging_bytes_max = std::uint64_t{1} << (10 + random() % 14);
