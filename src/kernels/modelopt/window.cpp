@@ -1,9 +1,11 @@
 // Divides windows of a tensor into the runs that the kernels of modelopt.h encode or decode.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
 
+#include "kernels/gguf/nvfp4_blocks.h"
 #include "kernels/modelopt.h"
 #include "kernels/modelopt/exact.h"
 #include "kernels/modelopt/scales.h"
@@ -56,6 +58,8 @@ std::uint64_t first_number(const QuantizedLayout& form, std::uint64_t at) noexce
     case QuantizeKind::nvfp4:
       return at / form.columns * scaled::blocks_in(form.columns, scaled::nvfp4_block) * 8 +
              at % form.columns / 2;
+    case QuantizeKind::nvfp4_gguf:
+      return at / gguf_nvfp4.elements * gguf_nvfp4.bytes;
     case QuantizeKind::fp8:
     case QuantizeKind::fp8_channel:
     case QuantizeKind::fp8_block:
@@ -78,6 +82,7 @@ std::uint64_t first_scale(const QuantizedLayout& form, std::uint64_t at) noexcep
   };
   switch (form.kind) {
     case QuantizeKind::fp8:
+    case QuantizeKind::nvfp4_gguf:
       return 0;
     case QuantizeKind::fp8_channel:
     case QuantizeKind::int8_channel:
@@ -121,6 +126,9 @@ struct Run {
   [[nodiscard]] std::uint64_t size() const noexcept { return end - begin; }
 };
 
+// Most values that are encoded at a time into blocks of GGUF.
+constexpr std::uint64_t piece_elements = 2048;
+
 // Divides the window into runs that end at multiples of `length`, and calls encode(run) for each.
 // encode() returns the index in the run of the first non-finite value, or the run's size. Returns
 // the index of the first non-finite value of the window, or `end`.
@@ -135,6 +143,21 @@ std::uint64_t by_runs(const QuantizedLayout& form, std::uint64_t begin, std::uin
     at = stop;
   }
   return first_wrong;
+}
+
+// Calls encode(run), like by_runs(), for pieces of rows.
+template <class Encode>
+std::uint64_t by_pieces(const QuantizedLayout& form, std::uint64_t begin, std::uint64_t end,
+                        Encode encode) {
+  return by_runs(form, begin, end, form.columns, [&](const Run& row) {
+    std::uint64_t first_wrong = row.size();
+    for (std::uint64_t at = row.begin; at < row.end; at += piece_elements) {
+      const std::uint64_t stop = std::min(row.end, at + piece_elements);
+      const std::uint64_t good = encode(Run{at, stop, row.matrix});
+      if (good < stop - at) first_wrong = std::min(first_wrong, at + good - row.begin);
+    }
+    return first_wrong;
+  });
 }
 
 }  // namespace
@@ -210,8 +233,8 @@ float scale_of(const QuantizedLayout& form, const MatrixStatistics& matrices,
                std::uint64_t matrix) {
   if (!matrices.exact.empty() && matrices.exact[matrix] > 0) return matrices.exact[matrix];
   const float amax = matrices.amax[matrix];
-  return form.kind == QuantizeKind::nvfp4 ? scaled::nvfp4_scale_2(form, amax)
-                                          : scaled::scale_of(form, amax, most_of(form));
+  return form.kind == QuantizeKind::fp8 ? scaled::scale_of(form, amax, most_of(form))
+                                        : scaled::nvfp4_scale_2(form, amax);
 }
 
 ScaledRun run_of(const QuantizedLayout& form, float scale) {
@@ -299,6 +322,28 @@ std::uint64_t encode_rows(const Encoded& cut, const MatrixStatistics& matrices) 
   });
 }
 
+// Encodes pieces of rows, and copies their codes and scales into blocks.
+std::uint64_t encode_blocks(const Encoded& cut, const MatrixStatistics& matrices) {
+  const QuantizedLayout& form = cut.form;
+  std::array<std::byte, piece_elements / 2> codes;
+  std::array<std::byte, piece_elements / scaled::nvfp4_block> scales;
+  return by_pieces(form, cut.begin, cut.end, [&](const Run& run) {
+    const std::byte* const numbers = cut.numbers_at(run.begin);
+    const float scale_2 = scale_of(form, matrices, run.matrix);
+    const auto good =
+        encode_nvfp4(form.dtype, scale_2, numbers, run.size(), codes.data(), scales.data());
+    if (form.exact_first) {
+      scaled::encode_nvfp4_exactly(scale_2, floats_at(numbers), run.size(), codes.data(),
+                                   scales.data());
+    }
+    for (std::uint64_t i = 0; i < run.size() / scaled::nvfp4_block; ++i) {
+      store_gguf_nvfp4(codes.data() + i * nvfp4_code_bytes, scales[i], cut.part_at(0, run.begin),
+                       i);
+    }
+    return good;
+  });
+}
+
 std::uint64_t encode_flat(const Encoded& cut) {
   const QuantizedLayout& form = cut.form;
   const std::uint64_t count = cut.end - cut.begin;
@@ -349,6 +394,8 @@ std::uint64_t encode_scaled_window(const QuantizedLayout& form, std::uint64_t be
     case QuantizeKind::nvfp4:
     case QuantizeKind::mxfp8:
       return encode_rows(cut, matrices);
+    case QuantizeKind::nvfp4_gguf:
+      return encode_blocks(cut, matrices);
     case QuantizeKind::bnb4:
     case QuantizeKind::bnb_int8:
     case QuantizeKind::gguf_blocks:
@@ -422,6 +469,20 @@ void decode_halves(const Decoded& cut, std::uint64_t block, Dtype target) {
                 });
 }
 
+void decode_blocks(const Decoded& cut, Dtype target) {
+  std::array<std::byte, nvfp4_code_bytes> codes;
+  by_row_blocks(cut.form, cut.begin, cut.end, scaled::nvfp4_block,
+                [&](std::uint64_t at, std::uint64_t count, std::uint64_t matrix) {
+                  const std::uint64_t inside = at % gguf_nvfp4.elements;
+                  const std::byte scale = load_gguf_nvfp4(
+                      cut.part_at(0, at - inside), inside / scaled::nvfp4_block, codes.data());
+                  decode_four_bit(FourBit::e2m1,
+                                  load_scale(Dtype::f8_e4m3, &scale) *
+                                      load_scale(Dtype::f32, cut.parts[1] + matrix * sizeof(float)),
+                                  codes.data(), 0, count, target, cut.numbers_at(at));
+                });
+}
+
 void decode_flat(const Decoded& cut, Dtype target) {
   const Dtype dtype = cut.form.parts[1].dtype;
   constexpr std::uint64_t block = scaled::int4_block;
@@ -474,6 +535,8 @@ void decode_scaled_window(const QuantizedLayout& form, std::uint64_t begin, std:
       return decode_halves(cut, simd::mx_block, target);
     case QuantizeKind::nvfp4:
       return decode_halves(cut, scaled::nvfp4_block, target);
+    case QuantizeKind::nvfp4_gguf:
+      return decode_blocks(cut, target);
     case QuantizeKind::bnb4:
     case QuantizeKind::bnb_int8:
     case QuantizeKind::gguf_blocks:
