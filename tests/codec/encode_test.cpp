@@ -46,7 +46,7 @@ TEST(WrittenEncodings, HaveNamesOfTheirOwn) {
     EXPECT_EQ(find_written_encoding(each->name), each);
     EXPECT_THAT(written_encoding_names(), Contains(each->name));
   }
-  EXPECT_EQ(names.size(), 34u);
+  EXPECT_EQ(names.size(), 35u);
   EXPECT_EQ(find_written_encoding("nf5"), nullptr);
   EXPECT_EQ(find_written_encoding(""), nullptr);
 }

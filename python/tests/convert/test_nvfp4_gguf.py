@@ -61,7 +61,8 @@ def test_blocks_have_the_bytes_of_modelopts_encoding(
         scales = torch.from_numpy(np.array(found[scale].data))
         assert torch.equal(scales.reshape(-1), expected[f"{each}_scale_2"].reshape(-1))
     first, second = (
-        loadstone.load_file(tmp_path / each, dtype="float32") for each in ("a.gguf", "a.safetensors")
+        loadstone.load_file(tmp_path / each, dtype="float32")
+        for each in ("a.gguf", "a.safetensors")
     )
     assert all(torch.equal(first[each], second[each]) for each in (NAME, STACK))
     assert run("verify", plain, tmp_path / "a.gguf").returncode == 0
