@@ -82,8 +82,8 @@ bool fits_experts(const Parameter& parameter, const AdapterProduct& product,
 
 // Returns rows of the product of one expert. peft stores the ranks of all experts: expert by expert
 // in the right matrix, and rank by rank in the left one.
-AdapterProduct part_of(const AdapterProduct& stack, std::uint64_t expert, std::uint64_t experts,
-                       std::uint64_t row, std::uint64_t rows) {
+AdapterProduct rows_of_expert(const AdapterProduct& stack, std::uint64_t expert,
+                              std::uint64_t experts, std::uint64_t row, std::uint64_t rows) {
   AdapterProduct one = stack;
   one.rank = stack.rank / experts;
   one.out = rows;
@@ -102,7 +102,7 @@ std::vector<ExpertProduct> divided(const Parameter& parameter, const AdapterProd
     const std::uint64_t experts = (*shape_of(parameter.name))[0];
     for (std::uint64_t i = 0; i < experts; ++i) {
       made.push_back({{.name = parameter.name, .part = AdapterPlace::Part::expert, .expert = i},
-                      part_of(product, i, experts, 0, product.out)});
+                      rows_of_expert(product, i, experts, 0, product.out)});
     }
     return made;
   }
@@ -110,7 +110,7 @@ std::vector<ExpertProduct> divided(const Parameter& parameter, const AdapterProd
     std::uint64_t row = 0;
     for (const AdapterPlace& part : parameter.experts[i]) {
       const std::uint64_t rows = (*shape_of(part.name))[0];
-      made.push_back({part, part_of(product, i, parameter.experts.size(), row, rows)});
+      made.push_back({part, rows_of_expert(product, i, parameter.experts.size(), row, rows)});
       row += rows;
     }
   }

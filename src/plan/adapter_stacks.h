@@ -22,10 +22,10 @@ struct ExpertProduct {
   AdapterProduct product;
 };
 
-// Divides the product of a module into those of its experts. The module's name does not tell which
-// of the configuration's parameters it adapts, but the shapes do. The base may store the experts as
-// a stack, or separately. Returns an empty vector if the base has no such parameter. Throws Error
-// "merge.adapter" if no parameter fits, or several.
+// Divides the product of a module into those of its experts. The module's name does not contain the
+// parameter that it adapts, so the shapes decide among the configuration's parameters. The base may
+// store the experts as a stack, or separately. Returns an empty vector if the base has no such
+// parameter. Throws Error "merge.adapter" if no parameter fits, or several.
 [[nodiscard]] std::vector<ExpertProduct> expert_products(std::string module,
                                                          const AdapterProduct& product,
                                                          const AdapterConfig& config,
@@ -33,7 +33,7 @@ struct ExpertProduct {
                                                          const ShapeOf& shape_of);
 
 // Returns true if a stack of experts is stored as [experts, in, out], which the shape of the
-// layer's other stack shows; nullopt if there is none.
+// layer's other stack shows; nullopt without such a stack.
 [[nodiscard]] std::optional<bool> is_transposed_stack(const std::string& name,
                                                       const ShapeOf& shape_of);
 
