@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -89,13 +90,13 @@ void refuse_other_base(const dom::object& object, const std::string& field) {
 constexpr std::string_view refused_fields =
     "megatron_config corda_config lora_ga_config velora_config monteclora_config kasa_config "
     "arrow_config use_bdlora use_qalora alora_invocation_tokens layer_replication lora_bias "
-    "trainable_token_indices target_parameters";
+    "trainable_token_indices";
 
 // Fields that this file reads, and fields that do not change the values of a merge. Together with
 // refused_fields, these are all fields of peft 0.21.
 constexpr std::string_view read_fields =
     "alpha_pattern fan_in_fan_out init_lora_weights lora_alpha modules_to_save peft_type r "
-    "rank_pattern use_dora use_rslora";
+    "rank_pattern target_parameters use_dora use_rslora";
 constexpr std::string_view idle_fields =
     "auto_mapping base_model_name_or_path bias ensure_weight_tying eva_config exclude_modules "
     "inference_mode layers_pattern layers_to_transform loftq_config lora_dropout megatron_core "
@@ -128,6 +129,18 @@ dom::object object_of(dom::parser& parser, std::string_view text, const char* fi
     refuse_adapter("a field appears twice in the adapter's configuration", *std::move(twice));
   }
   return *object;
+}
+
+// See AdapterConfig::swaps_stacks().
+std::optional<bool> swaps_stacks_in(std::optional<std::string_view> version) {
+  if (!version) return std::nullopt;
+  constexpr std::pair<unsigned, unsigned> first = {0, 19};
+  std::pair<unsigned, unsigned> found;
+  const char* const end = version->data() + version->size();
+  const auto major = std::from_chars(version->data(), end, found.first);
+  if (major.ec != std::errc() || major.ptr == end || *major.ptr != '.') return std::nullopt;
+  if (std::from_chars(major.ptr + 1, end, found.second).ec != std::errc()) return std::nullopt;
+  return found >= first;
 }
 
 }  // namespace
@@ -168,13 +181,18 @@ AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : p
     rules.keys.assign(keys.begin(), keys.end());
     rules.are_sorted = std::ranges::is_sorted(keys);
   };
-  if (const auto saved = json_as<dom::array>(object[field("modules_to_save")])) {
-    for (const auto item : *saved) {
+  const auto add_names = [&](const char* of, std::vector<std::string>& names) {
+    const auto list = json_as<dom::array>(object[field(of)]);
+    if (!list) return;
+    for (const auto item : *list) {
       const auto name = json_as<std::string_view>(item);
-      if (!name) refuse_adapter("a module name in this field is not a string", "modules_to_save");
-      saved_modules_.emplace_back(*name);
+      if (!name) refuse_adapter("a name in this field is not a string", of);
+      names.emplace_back(*name);
     }
-  }
+  };
+  add_names("modules_to_save", saved_modules_);
+  add_names("target_parameters", parameters_);
+  swaps_stacks_ = swaps_stacks_in(typed_member<std::string_view>(object, field("peft_version")));
   add_rules("rank_pattern", rank_of, ranks_);
   add_rules("alpha_pattern", alpha_of, alphas_);
   for (const auto item : object) {

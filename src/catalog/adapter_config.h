@@ -35,6 +35,13 @@ class AdapterConfig {
   [[nodiscard]] const std::vector<std::string>& saved_modules() const noexcept {
     return saved_modules_;
   }
+  // Returns names, or suffixes of names, of the parameters that products adapt without a module
+  // for each, such as "mlp.experts.down_proj" (`target_parameters`).
+  [[nodiscard]] const std::vector<std::string>& parameters() const noexcept { return parameters_; }
+  // Returns true if products of stacks [experts, out, in] have the factors of their matrices, as
+  // since peft 0.19; false if they are the products of the transposes; nullopt if the configuration
+  // does not contain peft's version.
+  [[nodiscard]] std::optional<bool> swaps_stacks() const noexcept { return swaps_stacks_; }
   // Returns warnings, as sentences without their subject "the configuration". They are about fields
   // that peft 0.21 does not have, and about modules with two alphas for which scale() was called.
   [[nodiscard]] std::vector<std::string> doubts() const;
@@ -56,12 +63,14 @@ class AdapterConfig {
   double alpha_ = 0;
   std::vector<std::string> unknown_;
   std::vector<std::string> saved_modules_;
+  std::vector<std::string> parameters_;
   Rules ranks_;
   Rules alphas_;
   // Number of modules to which the keys of `alpha_pattern` give two alphas, and the description of
   // the first one.
   mutable std::size_t modules_with_two_alphas_ = 0;
   mutable std::string two_alphas_;
+  std::optional<bool> swaps_stacks_;
   bool has_root_scale_ = false;
   bool is_transposed_ = false;
   bool has_magnitudes_ = false;

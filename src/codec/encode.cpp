@@ -133,7 +133,7 @@ std::optional<BlockGrid> exact_grid(const Quantization& quantization, const Shap
   const WrittenEncoding& encoding = written_encoding(quantization);
   std::vector<DecodePart> parts;
   for (const QuantizedPart& part : form.parts) parts.push_back({part.dtype, part.shape});
-  if (encoding.is_gguf()) parts = {{form.block, shape}};
+  if (encoding.is_gguf()) parts[0] = {form.block, shape};
   PreparedDecoder decoder;
   if (prepare_decoding(encoding.kernel, parts, shape, Dtype::f32, 0, decoder)) return std::nullopt;
   return decoder.decoder->grid();

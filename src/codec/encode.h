@@ -135,7 +135,8 @@ struct WrittenEncoding {
   [[nodiscard]] std::span<const ComponentName> names(NamingStyle style) const noexcept;
   // True for encodings with bitsandbytes' component names and config, which exclude other styles.
   [[nodiscard]] bool is_bitsandbytes() const noexcept { return !bnb_names.empty(); }
-  // True if the data are blocks of the format QuantizedLayout::block, which only GGUF files store.
+  // True if the first component has blocks of the format QuantizedLayout::block, which only GGUF
+  // files store.
   [[nodiscard]] bool is_gguf() const noexcept { return !gguf_names.empty(); }
 };
 

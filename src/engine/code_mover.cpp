@@ -186,7 +186,7 @@ bool CodeMover::join_matrix_scale(const MovableCodes& codes, const QuantizedLayo
     cut_box(part.box, begin, begin + form.matrix_elements(), boxes_);
     for (const Box& box : boxes_) {
       const std::uint64_t first = box.source_offset;
-      const std::size_t scale_part = is_fp8 ? 1 : 2;
+      const std::size_t scale_part = part.sources.size() - 1;
       const auto bytes_to = [&](std::uint64_t end) {
         return part.form.part_bytes(scale_part, first, end).size();
       };

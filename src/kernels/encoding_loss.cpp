@@ -71,6 +71,7 @@ std::uint64_t block_columns(const QuantizedLayout& form) noexcept {
     case QuantizeKind::int4_awq:
       return scaled::int4_block;
     case QuantizeKind::nvfp4:
+    case QuantizeKind::nvfp4_gguf:
       return scaled::nvfp4_block;
     case QuantizeKind::mxfp4:
     case QuantizeKind::mxfp8:

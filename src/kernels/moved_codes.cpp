@@ -9,6 +9,7 @@
 
 #include "base/ceil_div.h"
 #include "kernels/cast.h"
+#include "kernels/gguf/nvfp4_blocks.h"
 #include "kernels/modelopt/scales.h"
 #include "kernels/nibbles.h"
 
@@ -27,6 +28,7 @@ struct Stored {
 std::optional<Stored> stored_by(const QuantizedLayout& form) noexcept {
   switch (form.kind) {
     case QuantizeKind::nvfp4:
+    case QuantizeKind::nvfp4_gguf:
       return Stored{Dtype::f8_e4m3, 6, true};
     case QuantizeKind::mxfp4:
       return Stored{Dtype::f8_e8m0, 6, true};
@@ -142,6 +144,15 @@ void write_blocks(const Stored& stored, const MovedRun& run, const StoredScales&
   }
 }
 
+// Writes codes and scales into the blocks of NVFP4 in GGUF. `blocks` begin at the element `begin`.
+void write_nvfp4_blocks(const MovedRun& run, const StoredScales& scales, std::uint64_t first,
+                        std::uint64_t count, std::uint64_t begin, std::byte* blocks) noexcept {
+  const std::uint64_t before = (run.begin - begin) / scaled::nvfp4_block;
+  for (std::uint64_t i = first; i < first + count; ++i) {
+    store_gguf_nvfp4(run.codes + i * nvfp4_code_bytes, scales.bytes[i], blocks, before + i);
+  }
+}
+
 // Returns the number of bytes of a component from the beginning of the window to an element.
 std::array<std::uint64_t, 2> offsets(const QuantizedLayout& form, std::uint64_t begin,
                                      std::uint64_t at) noexcept {
@@ -171,6 +182,9 @@ bool write_codes(const QuantizedLayout& form, std::uint64_t begin, const MovedRu
   const auto at = offsets(form, begin, run.begin);
   const std::uint64_t count = ceil_div(run.count, run.per_scale);
   by_fitting_blocks(scales, count, [&](std::uint64_t first, std::uint64_t blocks) {
+    if (form.kind == QuantizeKind::nvfp4_gguf) {
+      return write_nvfp4_blocks(run, scales, first, blocks, begin, parts[0]);
+    }
     if (form.kind == QuantizeKind::gguf_blocks) {
       return write_blocks(stored, run, scales, first, blocks, parts[0] + at[0]);
     }

@@ -1,5 +1,5 @@
-// Changes the order of 32 codes of 4 bits in 16 bytes, between two adjacent codes per byte and
-// GGUF's order, in which a byte contains the codes i and i + 16.
+// Changes the order of codes of 4 bits between two adjacent codes per byte and GGUF's order, in
+// which a byte contains the codes i and i + 16 of 32 codes, or i and i + 8 of 16 codes.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ inline constexpr std::uint64_t low_halves = 0x0f0f0f0f0f0f0f0fu;
   return (bytes | bytes >> 16) & 0xffffffffu;
 }
 
-// Converts adjacent codes to GGUF's order.
+// Converts 32 adjacent codes to GGUF's order.
 inline void to_gguf(const std::byte* codes, std::byte* to) noexcept {
   std::array<std::uint64_t, 2> halves;
   std::memcpy(halves.data(), codes, sizeof(halves));
@@ -45,6 +45,28 @@ inline void from_gguf(const std::byte* codes, std::byte* to) noexcept {
   const std::array<std::uint64_t, 2> made = {(even & low_halves) | (odd & low_halves) << 4,
                                              (even >> 4 & low_halves) | (odd & ~low_halves)};
   std::memcpy(to, made.data(), sizeof(made));
+}
+
+// Converts 16 adjacent codes to GGUF's order.
+inline void to_gguf_16(const std::byte* codes, std::byte* to) noexcept {
+  std::uint64_t word = 0;
+  std::memcpy(&word, codes, sizeof(word));
+  const std::uint64_t even = (word & low_halves) | (word >> 32 & low_halves) << 4;
+  const std::uint64_t odd = (word >> 4 & low_halves) | (word >> 32 & ~low_halves);
+  const std::uint64_t made = spread(even) | spread(odd) << 8;
+  std::memcpy(to, &made, sizeof(made));
+}
+
+// Reverses to_gguf_16().
+inline void from_gguf_16(const std::byte* codes, std::byte* to) noexcept {
+  std::uint64_t word = 0;
+  std::memcpy(&word, codes, sizeof(word));
+  const std::uint64_t even = gather(word);
+  const std::uint64_t odd = gather(word >> 8);
+  const std::uint64_t low = (even & low_halves) | (odd & low_halves) << 4;
+  const std::uint64_t high = (even >> 4 & low_halves) | (odd & ~low_halves);
+  const std::uint64_t made = low | high << 32;
+  std::memcpy(to, &made, sizeof(made));
 }
 
 // Exchanges the two codes of each byte.

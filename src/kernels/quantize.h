@@ -29,6 +29,7 @@ enum class QuantizeKind : std::uint8_t {
   int4,
   int4_awq,
   nvfp4,
+  nvfp4_gguf,  // in the blocks of GGUF
   mxfp4,
   mxfp8,
   gguf_blocks
@@ -48,6 +49,7 @@ enum class QuantizeKind : std::uint8_t {
     case QuantizeKind::int4:
     case QuantizeKind::int4_awq:
     case QuantizeKind::nvfp4:
+    case QuantizeKind::nvfp4_gguf:
     case QuantizeKind::mxfp4:
     case QuantizeKind::mxfp8:
     case QuantizeKind::gguf_blocks:
@@ -81,7 +83,7 @@ struct QuantizedLayout {
   bool nested = false;
   std::optional<float> nested_offset;
   Bnb4 bnb4;
-  BlockFormat block = BlockFormat::q8_0;                 // if kind is gguf_blocks
+  BlockFormat block = BlockFormat::q8_0;                 // if the data are blocks of GGUF
   std::shared_ptr<const std::vector<float>> importance;  // see Quantization::importance
   // Dtype to which the encoder first casts values. Values beyond its range count as infinite.
   std::optional<Dtype> computed_in;

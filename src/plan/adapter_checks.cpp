@@ -9,9 +9,11 @@
 
 #include "base/pattern.h"
 #include "base/text.h"
+#include "catalog/adapter_config.h"
 #include "catalog/paths.h"
 #include "catalog/tensor_values.h"
 #include "loadstone/quantized_tensors.h"
+#include "plan/adapter_products.h"
 #include "plan/adapters.h"
 
 namespace loadstone {
@@ -45,6 +47,32 @@ void MergeDraft::add_same(const MergeDraft& other) {
   if (other.is_replaced) decided_by.push_back(other.replacement);
   for (const AddedProduct& product : other.products) {
     decided_by.insert(decided_by.end(), {product.left, product.right});
+  }
+}
+
+float scale_of_product(const Catalog& adapter, const std::string& module, std::uint64_t rank,
+                       const TensorInfo* alpha, const AdapterConfig* config) {
+  const bool has_prefix = module.starts_with(peft_prefix);
+  std::optional<float> configured;
+  if (config != nullptr) {
+    const std::size_t skipped = has_prefix ? peft_prefix.size() : config->prefix().size();
+    configured = config->scale(module.substr(skipped), rank);
+  }
+  if (alpha != nullptr) return stored_scale(adapter, *alpha, rank, configured);
+  if (configured) return *configured;
+  if (has_prefix) {
+    refuse_malformed("the adapter's scale is in adapter_config.json, which is missing");
+  }
+  return 1;
+}
+
+void report_doubts(const AdapterConfig& config, const Catalog& adapter,
+                   std::vector<Finding>& findings) {
+  for (const std::string& doubt : config.doubts()) {
+    findings.push_back({.severity = Severity::warning,
+                        .code = "format.adapter",
+                        .message = fmt::format("the configuration of the adapter in '{}' {}",
+                                               printable(adapter.shown_path()), doubt)});
   }
 }
 

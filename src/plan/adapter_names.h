@@ -54,6 +54,9 @@ struct AdapterPlace {
   std::uint64_t expert = 0;
   std::uint64_t share = 0;   // index of the product's part if the expert's rows have equal parts
   std::uint64_t shares = 1;  // number of equal parts
+  // For square matrices of a stack: true if the product is added as its transpose. nullopt:
+  // unknown.
+  std::optional<bool> is_transposed{};
   // Number of the pipeline's text encoder that contains the module. 0 if the base is the whole
   // pipeline, or the module is not in a text encoder.
   unsigned encoder = 0;

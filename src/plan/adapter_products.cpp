@@ -110,19 +110,20 @@ bool set_expert(const Shape& shape, const AdapterPlace& place, const AdapterProd
                 LowRank& low_rank) {
   const std::uint64_t out = place.shares * product.out;
   const bool has_expert = shape.rank() == 3 && place.expert < shape[0];
-  const bool is_straight = has_expert && shape[1] == out && shape[2] == product.in;
-  const bool is_transposed = has_expert && shape[1] == product.in && shape[2] == out;
-  if (!is_straight && !is_transposed) misfit(place, product, shape);
-  if (is_straight && is_transposed) {
+  const bool fits = has_expert && shape[1] == out && shape[2] == product.in;
+  const bool fits_transposed = has_expert && shape[1] == product.in && shape[2] == out;
+  if (!fits && !fits_transposed) misfit(place, product, shape);
+  if (fits && fits_transposed && !place.is_transposed) {
     refuse_unfit(
         fmt::format("the layout of the experts in '{}' is ambiguous", printable(place.name)),
         fmt::format("[{}, {}]", product.out, product.in), shape.text());
   }
+  const bool is_transposed = fits_transposed && (!fits || *place.is_transposed);
   low_rank.rank = product.rank;
-  low_rank.rows = is_straight ? product.out : product.in;
-  low_rank.columns = is_straight ? product.in : product.out;
+  low_rank.rows = is_transposed ? product.in : product.out;
+  low_rank.columns = is_transposed ? product.out : product.in;
   low_rank.row_begin = place.expert * shape[1];
-  (is_straight ? low_rank.row_begin : low_rank.column_begin) += place.share * product.out;
+  (is_transposed ? low_rank.column_begin : low_rank.row_begin) += place.share * product.out;
   return is_transposed;
 }
 

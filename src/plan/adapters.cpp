@@ -17,6 +17,7 @@
 #include "catalog/tensor_values.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
+#include "plan/adapter_stacks.h"
 
 namespace loadstone {
 
@@ -60,14 +61,7 @@ class Adder {
     report_other_encoders(*catalog_.checkpoints().front(), *adapter_, encoders_, findings_);
     for (const AdapterConfig& config : configs_) require_saved_modules(config);
     if (!is_used_) fail({}, "it has no tensors to merge, or patterns exclude all of them");
-    for (const AdapterConfig& config : configs_) {
-      for (const std::string& doubt : config.doubts()) {
-        findings_.push_back({.severity = Severity::warning,
-                             .code = malformed,
-                             .message = fmt::format("the configuration of the adapter in '{}' {}",
-                                                    printable(adapter_->shown_path()), doubt)});
-      }
-    }
+    for (const AdapterConfig& config : configs_) report_doubts(config, *adapter_, findings_);
   }
 
  private:
@@ -246,6 +240,7 @@ class Adder {
   void add(const std::string& name, const AdapterModule& module) {
     const auto places = places_.find(name);
     if (places.empty()) {
+      if (add_experts(name, module)) return;
       for (const std::string& each : module.names) {
         unused(each, "the base has no weight for its module");
       }
@@ -253,11 +248,36 @@ class Adder {
     }
     has_match_ = true;
     if (is_ambiguous(name, module.names, places)) return;
-    const AdapterPlace& place = places.front();
+    AdapterPlace place = places.front();
+    if (place.part == AdapterPlace::Part::expert) {
+      place.is_transposed = is_transposed_stack(place.name, shape_of_);
+    }
     if (place.encoder > 0) encoders_[place.encoder].push_back(name);
     if (module.bias_difference) add_bias_difference(place, *module.bias_difference);
     if (module.difference) add_difference(place, module);
-    if (module.has_product() && !module.difference) add_product(name, module, place);
+    if (module.has_product() && !module.difference) {
+      require_both(module);
+      add_product(name, module, place, product_of(module, numbers_));
+    }
+  }
+
+  // Adds the products of a module that adapts all experts. Returns false for other modules.
+  bool add_experts(const std::string& name, const AdapterModule& module) {
+    const AdapterConfig* const config = config_of(name);
+    if (config == nullptr || config->parameters().empty() || !module.has_product()) return false;
+    require_both(module);
+    const auto experts =
+        expert_products(name, product_of(module, numbers_), *config, places_, shape_of_);
+    for (const auto& [place, product] : experts) {
+      add_product(unwrapped_module(name), module, place, product);
+    }
+    has_match_ = has_match_ || !experts.empty();
+    return !experts.empty();
+  }
+
+  static void require_both(const AdapterModule& module) {
+    if (module.left && module.right) return;
+    refuse_malformed("a module has only one of its two LoRA matrices");
   }
 
   void add_bias_difference(const AdapterPlace& place, const AdapterPart& difference) {
@@ -324,16 +344,15 @@ class Adder {
     }
   }
 
-  void add_product(const std::string& name, const AdapterModule& module,
-                   const AdapterPlace& place) {
-    if (!module.left || !module.right) {
-      refuse_malformed("a module has only one of its two LoRA matrices");
-    }
+  void add_product(const std::string& name, const AdapterModule& module, const AdapterPlace& place,
+                   const AdapterProduct& product) {
     MergeDraft& draft = drafts_.at(place.name);
     require_floats(place.name, draft, {&*module.left, &*module.right});
     const AdapterConfig* const config = config_of(name);
-    const AdapterProduct product = product_of(module, numbers_);
-    Term term = {.factor = options_.factor * scale_of(name, module, product.rank, config)};
+    const TensorInfo* const alpha =
+        module.alpha ? &adapter_->tensors()[module.alpha->source.tensor - first_tensor_] : nullptr;
+    Term term = {.factor = options_.factor *
+                           scale_of_product(*adapter_, name, product.rank, alpha, config)};
     if (!std::isfinite(term.factor)) {
       refuse_malformed("the scale of a LoRA product is NaN, infinite or too large for F32",
                        fmt::format("{}", term.factor));
@@ -402,30 +421,10 @@ class Adder {
     return nullptr;
   }
 
-  [[nodiscard]] float scale_of(const std::string& name, const AdapterModule& module,
-                               std::uint64_t rank, const AdapterConfig* config) const {
-    const std::string_view full = name;
-    std::optional<float> configured;
-    if (config != nullptr) {
-      const bool has_prefix = full.starts_with(peft_prefix);
-      const std::size_t skipped = has_prefix ? peft_prefix.size() : config->prefix().size();
-      configured = config->scale(std::string(full.substr(skipped)), rank);
-    }
-    if (module.alpha) {
-      const std::uint32_t alpha = module.alpha->source.tensor - first_tensor_;
-      return stored_scale(*adapter_, adapter_->tensors()[alpha], rank, configured);
-    }
-    if (configured) return *configured;
-    if (full.starts_with(peft_prefix)) {
-      refuse_malformed("the adapter's scale is in adapter_config.json, which is missing");
-    }
-    return 1;
-  }
-
   [[nodiscard]] bool set_stack(const Shape& shape, const AdapterPlace& place,
                                const AdapterProduct& product, LowRank& low_rank) const {
     const bool is_transposed = set_expert(shape, place, product, low_rank);
-    if (drafts_.contains(place.name + "_bias")) {
+    if (place.shares > 1 && drafts_.contains(place.name + "_bias")) {
       refuse_unfit(
           "experts with biases interleave gate and up rows, so no LoRA product can be added");
     }
@@ -467,6 +466,9 @@ class Adder {
   const Catalog& catalog_;
   std::shared_ptr<const Catalog> adapter_;
   std::uint32_t checkpoint_;
+  const ShapeOf shape_of_ = [this](const std::string& name) {
+    return drafts_.contains(name) ? &drafts_.at(name).source.shape : nullptr;
+  };
   std::uint32_t first_tensor_;  // index of the adapter's first tensor in the joined catalog
   const MergeAdapter& options_;
   const AdapterPlaces& places_;

@@ -19,6 +19,8 @@
 
 namespace loadstone {
 
+class AdapterConfig;
+
 // A product among the terms of a draft, and the adapter's tensors that are its factors. For a
 // difference, both are the tensor that is added.
 struct AddedProduct {
@@ -83,6 +85,16 @@ void add_adapter(const Catalog& catalog, std::uint32_t checkpoint, const MergeAd
 [[nodiscard]] bool are_equal_products(const Catalog& catalog, const Term& first,
                                       const AddedProduct& a, const Term& second,
                                       const AddedProduct& b);
+
+// Returns the factor of a module's product. `alpha` and `config` may be null. Throws Error
+// "format.adapter" if the two disagree, or if the configuration of peft's modules is missing.
+[[nodiscard]] float scale_of_product(const Catalog& adapter, const std::string& module,
+                                     std::uint64_t rank, const TensorInfo* alpha,
+                                     const AdapterConfig* config);
+
+// Warns about fields that loadstone does not know, and about doubtful scales.
+void report_doubts(const AdapterConfig& config, const Catalog& adapter,
+                   std::vector<Finding>& findings);
 
 // Warns about the adapter's modules for a text encoder of a pipeline if the base's folder is not
 // the folder of that encoder. `modules` maps encoder numbers to module names.

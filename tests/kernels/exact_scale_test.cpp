@@ -55,6 +55,7 @@ const std::vector<Case>& cases() {
       {"q8_0", {2, 11, 96}},
       {"iq4_nl", {20, 64}},
       {"mxfp4-gguf", {20, 64}},
+      {"nvfp4-gguf", {3, 20, 64}},
       {"tq1_0", {5, 768}},
       {"tq2_0", {5, 768}},
   };
@@ -146,6 +147,9 @@ Parts random_parts(const QuantizedLayout& form, Random& random) {
       if (dtype == Dtype::f8_e4m3 && byte % 128 == 127) bytes[at] ^= std::byte{1};
       if (dtype == Dtype::f8_e4m3 && i == 1) bytes[at] = std::byte(1 + byte % 126);
       if (dtype == Dtype::u8 && i == 1) bytes[at] = std::byte(90 + byte % 60);
+      // The first four bytes of a block are scales.
+      const bool is_scale = form.kind == QuantizeKind::nvfp4_gguf && i == 0 && at % 36 < 4;
+      if (is_scale) bytes[at] = std::byte(1 + byte % 126);
     }
   }
   return parts;
@@ -284,6 +288,8 @@ TEST(EncodingLoss, CountsBlocks) {
     std::uint64_t scales = form.stack;
     if (form.kind == QuantizeKind::gguf_blocks) {
       scales = form.elements / layout(form.block).elements;
+    } else if (form.kind == QuantizeKind::nvfp4_gguf) {
+      scales = form.elements / 16;
     } else if (form.kind != QuantizeKind::fp8) {
       scales = form.parts[1].shape.numel().value();
     }

@@ -39,6 +39,7 @@ const std::vector<Case>& cases() {
       {"q8_0", 32, Dtype::f16, 8, 0x80},       {"mxfp8", 32, Dtype::f8_e8m0, 8, 0x7e},
       {"fp8", 0, Dtype::f32, 8, 0x7e},         {"fp8-channel", 0, Dtype::f32, 8, 0x7e},
       {"fp8-block", 128, Dtype::f32, 8, 0x7e}, {"int8-channel", 0, Dtype::f32, 8, 0x7f},
+      {"nvfp4-gguf", 16, Dtype::f8_e4m3, 4, 7},
   };
   return all;
 }
@@ -99,7 +100,7 @@ struct Sample {
   Sample(const Case& one, std::uint64_t per_scale, Random& random) {
     const bool is_matrix = one.encoding == "fp8";
     const bool has_tiles = one.encoding == "fp8-block";
-    outer = one.encoding == "nvfp4" ? 0.37F : 1;
+    outer = one.scale == Dtype::f8_e4m3 ? 0.37F : 1;
     for (std::uint64_t row = 0; row < rows; ++row) {
       for (std::uint64_t column = 0; column < columns; ++column) {
         if (column % per_scale == 0) {

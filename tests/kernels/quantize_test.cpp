@@ -73,6 +73,8 @@ const std::vector<Case>& cases() {
       {"tq1_0", {5, 768}, "ggml"},
       {"tq2_0", {5, 768}, "ggml"},
       {"mxfp4-gguf", {20, 64}, "ggml"},
+      {"nvfp4-gguf", {3, 20, 128}, "ggml"},
+      {"nvfp4-gguf", {7, 2304}, "ggml"},
       {"q4_0", {2, 3, 4160}, "ggml", true},
       {"q5_1", {2, 11, 96}, "ggml", true},
       {"q8_0", {2, 11, 96}, "ggml", true},

@@ -310,7 +310,7 @@ def test_parts_of_a_file_are_not_the_callers(source, tmp_path):
 
 
 BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
-BLOCKS += ("iq4_nl", "iq4_xs", "iq3_s", "tq1_0", "tq2_0", "mxfp4-gguf")
+BLOCKS += ("iq4_nl", "iq4_xs", "iq3_s", "tq1_0", "tq2_0", "mxfp4-gguf", "nvfp4-gguf")
 
 
 @pytest.mark.parametrize("kind", BLOCKS)

@@ -1,5 +1,6 @@
-"""Scales of GGUF blocks, applied as llama.cpp does: one per matrix or one per expert. The expected
-values are gguf-py's values times the scale."""
+"""Scales of GGUF blocks: one per matrix or one per expert. The expected values are gguf-py's values
+times the scale. In NVFP4 the scale multiplies the blocks' own scales first, as in ModelOpt's
+files."""
 
 from __future__ import annotations
 
@@ -64,8 +65,15 @@ def stored(path: Path) -> dict[str, tuple[str, bytes]]:
     return {each.name: (each.tensor_type.name, each.data.tobytes()) for each in reader.tensors}
 
 
+def block_scales(each: Any) -> torch.Tensor:
+    """Return the scale of each value of NVFP4."""
+    scales = np.asarray(each.data).reshape(-1, 36)[:, :4]
+    wide = np.repeat(gguf.quants.NVFP4.ue4m3_to_fp32(scales).astype(np.float32), 16)
+    return torch.from_numpy(wide.reshape(gguf.dequantize(each.data, each.tensor_type).shape))
+
+
 def numbers(path: Path) -> dict[str, torch.Tensor]:
-    """Return the values that llama.cpp computes with."""
+    """Return the values of all weights."""
     tensors = {each.name: each for each in gguf.GGUFReader(path).tensors}
     found = {}
     for name, each in tensors.items():
@@ -75,7 +83,12 @@ def numbers(path: Path) -> dict[str, torch.Tensor]:
         scale = tensors.get(name.removesuffix("weight") + "scale")
         if scale is not None:
             factor = torch.from_numpy(np.array(scale.data))
-            plain = plain * (factor if factor.numel() == 1 else factor.reshape(-1, 1, 1))
+            factor = factor if factor.numel() == 1 else factor.reshape(-1, 1, 1)
+            if each.tensor_type == Kind.NVFP4:
+                own = block_scales(each)
+                plain = torch.where(own == 0, 0.0, plain / own) * (own * factor)
+            else:
+                plain = plain * factor
         found[name] = plain
     return found
 

@@ -84,6 +84,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "saved": {"target_modules": ["first"], "modules_to_save": ["head"], "r": 2},
     "bias": {"target_modules": ["first"], "bias": "lora_only", "r": 2},
     "all biases": {"target_modules": ["first"], "bias": "all", "r": 2},
+    "parameter": {"target_modules": [], "target_parameters": ["first.weight"], "r": 3},
     "gaussian": {"target_modules": ["first"], "init_lora_weights": "gaussian", "r": 2},
     "orthogonal": {"target_modules": ["first"], "init_lora_weights": "orthogonal", "r": 2},
     "excluded": {"target_modules": "all-linear", "exclude_modules": ["second"], "r": 2},
@@ -99,7 +100,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 # what the field does.
 USED = {
     "peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora",
-    "fan_in_fan_out", "init_lora_weights",
+    "fan_in_fan_out", "init_lora_weights", "target_parameters",
 }  # fmt: skip
 REFUSED: dict[str, Any] = {
     "megatron_config": {"a": 1},
@@ -115,7 +116,6 @@ REFUSED: dict[str, Any] = {
     "layer_replication": [[0, 1]],
     "lora_bias": True,
     "trainable_token_indices": [3],
-    "target_parameters": ["first.weight"],
 }
 
 

@@ -25,7 +25,7 @@ FOLDERS = (
 )
 BLOCKS = (
     *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"),
-    *("iq3_s", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0", "mxfp4-gguf"),
+    *("iq3_s", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0", "mxfp4-gguf", "nvfp4-gguf"),
 )
 ENCODINGS = (*FOLDERS, *BLOCKS)
 PACKED = "int4-packed"  # which loadstone only reads

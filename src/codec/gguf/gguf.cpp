@@ -7,6 +7,7 @@
 
 #include "kernels/cast.h"
 #include "kernels/gguf.h"
+#include "kernels/gguf/nvfp4_blocks.h"
 #include "kernels/gguf/tables.h"
 #include "kernels/modelopt/scales.h"
 #include "kernels/nibbles.h"
@@ -196,6 +197,86 @@ class ScaledBlockDecoder final : public Decoder {
   const Cast cast_;
 };
 
+// NVFP4 with a scale of the matrix, which multiplies the scales of blocks, as in other files of
+// NVFP4. A run of codes consists of whole blocks.
+class Nvfp4Decoder final : public Decoder {
+ public:
+  // `per_scale` is the number of values per scale of a matrix.
+  Nvfp4Decoder(std::uint64_t per_scale, Dtype dtype)
+      : per_scale_(per_scale),
+        size_(element_bytes(dtype)),
+        cast_(cast_between(Dtype::f32, dtype)) {}
+
+  [[nodiscard]] ByteRange part_bytes(std::size_t part, std::uint64_t begin,
+                                     std::uint64_t end) const noexcept override {
+    const std::uint64_t per_unit = part == 0 ? gguf_nvfp4.elements : per_scale_;
+    const std::uint64_t bytes = part == 0 ? gguf_nvfp4.bytes : sizeof(float);
+    return {begin / per_unit * bytes, ((end - 1) / per_unit + 1) * bytes};
+  }
+
+  [[nodiscard]] std::optional<BlockGrid> grid() const override {
+    auto grid = grid_of(BlockFormat::nvfp4);
+    grid->gives_codes = true;
+    return grid;
+  }
+
+  void decode(std::uint64_t begin, std::uint64_t end, std::span<const std::byte* const> parts,
+              std::byte* target) const noexcept override {
+    std::array<float, scaled::nvfp4_block> numbers;
+    for (std::uint64_t at = begin; at < end;) {
+      const std::uint64_t skipped = at % numbers.size();
+      const std::uint64_t count = std::min(numbers.size() - skipped, end - at);
+      const Block block = load(begin, at, parts);
+      const float scale = number::product(block.scale, global_of(begin, at, parts));
+      for (std::size_t i = 0; i < numbers.size(); ++i) {
+        const auto code = std::to_integer<unsigned>(block.codes[i / 2]) >> (i % 2 * 4) & 15u;
+        numbers[i] = static_cast<float>(simd::e2m1_doubled[code]) * 0.5F;
+      }
+      number::multiply(numbers.data(), numbers.size(), scale);
+      cast_.run(reinterpret_cast<const std::byte*>(numbers.data() + skipped), target, count);
+      target += count * size_;
+      at += count;
+    }
+  }
+
+  float take_codes(ByteRange range, const CodeRun& run, std::span<const std::byte* const> parts,
+                   std::byte* codes, float* scales) const noexcept override {
+    for (std::uint64_t at = run.begin; at < run.end; at += scaled::nvfp4_block) {
+      const Block block = load(range.begin, at, parts);
+      std::ranges::copy(block.codes, codes + (at - run.begin) / 2);
+      scales[(at - run.begin) / run.per_scale] = block.scale;
+    }
+    return global_of(range.begin, run.begin, parts);
+  }
+
+ private:
+  struct Block {
+    std::array<std::byte, nvfp4_code_bytes> codes;
+    float scale;
+  };
+
+  // Returns the block of the element `at`. `begin`: the first element of the parts.
+  static Block load(std::uint64_t begin, std::uint64_t at,
+                    std::span<const std::byte* const> parts) noexcept {
+    const std::uint64_t first = begin - begin % gguf_nvfp4.elements;
+    Block block;
+    const std::byte scale =
+        load_gguf_nvfp4(parts[0], (at - first) / scaled::nvfp4_block, block.codes.data());
+    block.scale = 2 * simd::half_of_ue4m3(std::to_integer<std::uint8_t>(scale));
+    return block;
+  }
+
+  [[nodiscard]] float global_of(std::uint64_t begin, std::uint64_t at,
+                                std::span<const std::byte* const> parts) const noexcept {
+    return number::load<Dtype::f32>(parts[1] +
+                                    (at / per_scale_ - begin / per_scale_) * sizeof(float));
+  }
+
+  const std::uint64_t per_scale_;
+  const std::size_t size_;
+  const Cast cast_;
+};
+
 std::optional<Problem> check_part(const DecodeRequest& request, std::size_t count = 1) {
   if (request.parts.size() != count) {
     return Problem{count == 1 ? "the decoder needs a tensor of blocks"
@@ -249,9 +330,13 @@ std::optional<Problem> prepare_scaled(const DecodeRequest& request, PreparedDeco
                    std::string(scale.encoding.name()) + " " + scale.shape.text(),
                    is_stack ? "F32 [1] or " + Shape({matrices}).text() : "F32 [1]"};
   }
-  made.decoder = std::make_shared<const ScaledBlockDecoder>(
-      decode, layout(format), std::max<std::uint64_t>(made.elements / count, 1), request.dtype,
-      grid_of(format));
+  const std::uint64_t per_scale = std::max<std::uint64_t>(made.elements / count, 1);
+  if (format == BlockFormat::nvfp4) {
+    made.decoder = std::make_shared<const Nvfp4Decoder>(per_scale, request.dtype);
+  } else {
+    made.decoder = std::make_shared<const ScaledBlockDecoder>(decode, layout(format), per_scale,
+                                                              request.dtype, grid_of(format));
+  }
   return std::nullopt;
 }
 

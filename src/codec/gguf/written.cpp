@@ -53,7 +53,23 @@ std::optional<Problem> prepare_block_format(const Quantization& quantization, co
   return std::nullopt;
 }
 
-constexpr std::array names = {ComponentName{"data", "weight"}};
+// The scale of a matrix is a separate tensor.
+std::optional<Problem> prepare_nvfp4(const Quantization& quantization, const Shape& shape,
+                                     QuantizedLayout& form) {
+  if (auto problem = prepare_block_format<BlockFormat::nvfp4>(quantization, shape, form)) {
+    return problem;
+  }
+  if (shape.rank() > 3) {
+    return Problem{"a tensor of four or more dimensions has no scale for each matrix", shape.text(),
+                   "at most three dimensions"};
+  }
+  form.needs_amax = true;
+  form.parts.push_back({"scale", scaled::with_last(shape, 2, {}), Dtype::f32});
+  return std::nullopt;
+}
+
+constexpr std::array names = {ComponentName{"data", "weight"},
+                              ComponentName{"scale", "scale", ComponentShape::one}};
 
 template <BlockFormat format>
 constexpr WrittenEncoding written_as(std::string_view name, unsigned bits,
@@ -65,7 +81,7 @@ constexpr WrittenEncoding written_as(std::string_view name, unsigned bits,
       .code_type = "int",
       .kernel = "gguf",
       .prepare = prepare_block_format<format>,
-      .gguf_names = names,
+      .gguf_names = std::span(names).first(1),
       .typical_error = typical_error,
       .dialects = dialects,
       .needs_importance = needs_importance(format),
@@ -95,12 +111,20 @@ constexpr std::array written = {
     written_as<BlockFormat::tq1_0>("tq1_0", 2, 0.8080F),
     written_as<BlockFormat::tq2_0>("tq2_0", 2, 0.8080F),
     written_as<BlockFormat::mxfp4>("mxfp4-gguf", 4, 0.1149F),
+    WrittenEncoding{.name = "nvfp4-gguf",
+                    .kind = QuantizeKind::nvfp4_gguf,
+                    .bits = 4,
+                    .code_type = "float",
+                    .kernel = "gguf_scaled",
+                    .prepare = prepare_nvfp4,
+                    .gguf_names = names,
+                    .typical_error = 0.0952F,
+                    .dialects = dialects},
 };
 
 constexpr auto encodings = [] {
-  std::array<std::string_view, written.size() + 1> all;
+  std::array<std::string_view, written.size()> all;
   for (std::size_t i = 0; i < written.size(); ++i) all[i] = written[i].name;
-  all.back() = "nvfp4-gguf";
   return all;
 }();
 

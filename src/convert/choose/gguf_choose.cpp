@@ -362,6 +362,10 @@ class BlockChooser {
                       printable(recipe.target), type.name()),
           printable(usual_), "another format");
     }
+    if (encoding->gguf_names.size() > 1 && !recipe.target.ends_with(".weight")) {
+      choices_.plain.emplace(recipe.target, "readers expect a scale only for names with .weight");
+      return;
+    }
     // F32 keeps the exact values that the source's blocks decode to.
     if (source) recipe.dtype = options_.dtype.value_or(Dtype::f32);
     Quantization quantization;

@@ -304,6 +304,8 @@ Quantization parse_quantization(std::string_view text, QuantizeMode mode, FileFo
     Quantization quantization;
     const auto colon = text.find(':');
     quantization.encoding = lowered(text.substr(0, colon));
+    const std::string blocks = quantization.encoding + "-gguf";
+    if (format == FileFormat::gguf && find_written_encoding(blocks)) quantization.encoding = blocks;
     const WrittenEncoding* const encoding = find_written_encoding(quantization.encoding);
     const bool is_format = container_of(format).is_format(quantization.encoding);
     if (encoding == nullptr && !is_format && quantization.encoding != "none") {
@@ -410,13 +412,6 @@ std::vector<OutputTensor> output_tensors(const Conversion& conversion, const Pla
   const Quantization& quantization = *target.quantization;
   const auto parts = quantized_parts(quantization, target.shape, target.dtype);
   const WrittenEncoding& encoding = written_encoding(quantization);
-  if (encoding.is_gguf()) {
-    QuantizedLayout form;
-    static_cast<void>(prepare_quantization(quantization, target.shape, target.dtype, form));
-    tensors.push_back(
-        {.part = 0, .name = target.name, .shape = target.shape, .encoding = form.block});
-    return tensors;
-  }
   for (std::uint32_t i = 0; i < parts.size(); ++i) {
     const ComponentName& named = component_of(encoding, style, parts[i].name);
     tensors.push_back({.part = i,
@@ -424,6 +419,12 @@ std::vector<OutputTensor> output_tensors(const Conversion& conversion, const Pla
                        .shape = shape_in_file(named.shape, parts[i].shape),
                        .encoding = parts[i].dtype,
                        .is_inverted = named.is_inverted});
+  }
+  if (encoding.is_gguf()) {
+    QuantizedLayout form;
+    static_cast<void>(prepare_quantization(quantization, target.shape, target.dtype, form));
+    tensors[0].shape = target.shape;
+    tensors[0].encoding = form.block;
   }
   if (encoding.constants == nullptr) return tensors;
   for (auto& constant : encoding.constants(quantization, target.shape, target.dtype)) {

@@ -11,22 +11,6 @@
 
 #include "kernels/gguf/group_inl.h"
 
-#ifndef LOADSTONE_KERNELS_GGUF_TABLE_ONCE
-#define LOADSTONE_KERNELS_GGUF_TABLE_ONCE
-
-namespace loadstone::simd {
-
-// Returns half of the value of an E4M3 byte without its sign. As in ggml, 0x7f is 0 instead of NaN,
-// and 0xff is the value after the largest one.
-constexpr float half_of_ue4m3(std::uint8_t byte) noexcept {
-  if (byte == 0x7f) return 0.0f;
-  if (byte == 0xff) return 240.0f;
-  return std::bit_cast<float>(number::f32_from_f8_e4m3(byte & 0x7f)) * 0.5f;
-}
-
-}  // namespace loadstone::simd
-#endif
-
 HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
 
