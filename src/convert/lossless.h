@@ -10,8 +10,8 @@
 
 namespace loadstone {
 
-// The largest relative error of values whose scale is stored as the nearest reciprocal in F32.
-inline constexpr double inverse_error_max = FLT_EPSILON;
+// The approximate relative error of values whose scale is stored as the nearest inverse in F32.
+inline constexpr double inverse_error = FLT_EPSILON;
 
 // Adds an error "convert.lossy" per change of encoding that loses values whatever they are.
 void tell_losses(Conversion& conversion, SeparateExperts& separate);

@@ -13,6 +13,7 @@
 
 #include "base/text.h"
 #include "boxes/merges.h"
+#include "codec/decode.h"
 #include "codec/encode.h"
 #include "convert/kept_blocks.h"
 #include "convert/lossless.h"
@@ -160,7 +161,7 @@ void add_rows(Conversion& conversion, const Choices& choices,
 
 struct Pair {
   Alike tensors;
-  bool is_inverted = false;  // the output stores the reciprocal of a component
+  bool is_inverted = false;  // the output stores the inverse of the source's global scale
   double typical_error = 0;
   // The fidelity of the new encoding, or of the one before if the tensors get no encoding.
   Fidelity kept = Fidelity::exact;
@@ -206,7 +207,8 @@ class DecodedTensors {
       Pair& pair = pairs[{before, after, fidelities_[at]}];
       pair.tensors.add(target.name);
       pair.typical_error = typical_error(target);
-      pair.is_inverted |= inverted_.contains(static_cast<std::uint32_t>(at));
+      const bool is_inverted = inverted_.contains(static_cast<std::uint32_t>(at));
+      pair.is_inverted |= before == after && is_inverted != divides(target);
       if (is_quantized) {
         add_kept(target, *target.quantization, pair);
       } else if (find_written_encoding(before) != nullptr) {
@@ -230,6 +232,18 @@ class DecodedTensors {
     return fmt::format("{}", fmt::join(before, ", "));
   }
 
+  // Returns true if the scales of the source are divided by a global scale.
+  [[nodiscard]] bool divides(const PlannedTarget& target) const {
+    bool divides = false;
+    for_each_box(target.recipe, [&](const Box& box) {
+      const QuantizedTensor* const stored = decoded_by(*conversion_.plan.catalog, box);
+      const DecodeKernel* const kernel =
+          stored == nullptr ? nullptr : find_decode_kernel(stored->decoding.kernel);
+      divides |= kernel != nullptr && kernel->divides_by_outer;
+    });
+    return divides;
+  }
+
   void add_kept(const PlannedTarget& target, const Quantization& quantization, Pair& pair) {
     Fidelity kept = known_.of(target, quantization);
     if (kept == Fidelity::lossy) {
@@ -246,17 +260,17 @@ class DecodedTensors {
   SeparateExperts& separate_;
 };
 
-// Describes the loss of values whose codes and scales may fit, but whose file stores a reciprocal.
+// Describes the loss of values whose codes fit, but whose global scale is inverted.
 std::string inverse_text(const Pair& pair, Fidelity fidelity) {
   if (!pair.is_inverted || fidelity == Fidelity::lossy) return {};
   return fmt::format(
-      "; the output stores 1 / scale_2, and if F32 has no exact inverse, values change by up to "
-      "{:.2g} %",
-      100 * inverse_error_max);
+      "; the output stores the inverse of the global scale, and values change by about {:.2g} % if "
+      "F32 has no exact inverse",
+      100 * inverse_error);
 }
 
 // Reports quantized tensors that are quantized again, once per pair of encodings and fidelity. A
-// conversion that must be lossless fails if scales do not fit, so they are no reason to warn.
+// conversion that must be lossless fails if scales do not fit, so it does not warn of them.
 void tell_requantized(Conversion& conversion, const Pairs& pairs) {
   for (const auto& [key, found] : pairs) {
     const auto& [before, after, fidelity] = key;

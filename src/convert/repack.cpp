@@ -150,8 +150,8 @@ class Repacker {
       if (!value) {
         return fmt::format(
             "'{}' has no inverse in F32 that leaves all decoded values unchanged (the nearest "
-            "inverse changes them by up to {:.2g} %)",
-            printable(source.name), 100 * inverse_error_max);
+            "inverse changes them by about {:.2g} %)",
+            printable(source.name), 100 * inverse_error);
       }
       values.push_back(*value);
     }

@@ -13,7 +13,7 @@ constexpr std::uint64_t staging_bytes_max = std::uint64_t{16} << 20;
 
 }  // namespace
 
-std::size_t chunk_bytes(const TensorRecipe& value) {
+std::size_t bytes_at_once(const TensorRecipe& value) {
   const bool is_in_order = std::ranges::all_of(value.boxes, [](const Box& box) {
     return box.dims.empty() || box.dims.back().source_stride == 1;
   });

@@ -105,7 +105,7 @@ ErrorSize size_of(const std::string& name, const Measured& values, const OpenSha
   const Dtype dtype = is_wide ? Dtype::f64 : Dtype::f32;
   ElementReader left(first, name, values.first, dtype, jobs.stop());
   ElementReader right(second, name, values.second, dtype, jobs.stop());
-  const std::uint64_t step = std::max(chunk_bytes(values.first), chunk_bytes(values.second));
+  const std::uint64_t step = std::max(bytes_at_once(values.first), bytes_at_once(values.second));
   ErrorSum sum;
   for (std::uint64_t at = 0; at < left.size(); at += step) {
     const std::uint64_t bytes = std::min(step, left.size() - at);

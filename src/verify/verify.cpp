@@ -147,7 +147,8 @@ std::optional<Difference> number_difference(const OpenShards& first, const OpenS
                                             std::vector<std::byte>& scratch) {
   ElementReader left(first, pair.name, pair.first.value, pair.dtype, jobs.stop());
   ElementReader right(second, pair.name, pair.second.value, pair.dtype, jobs.stop());
-  const std::size_t step = std::max(chunk_bytes(pair.first.value), chunk_bytes(pair.second.value));
+  const std::size_t step =
+      std::max(bytes_at_once(pair.first.value), bytes_at_once(pair.second.value));
   const bool is_cast = pair.first.value.dtype != pair.second.value.dtype;
   const auto compare = [&](std::span<const std::byte> a, std::span<const std::byte> b) {
     if (pair.first.is_quantized()) return first_number(a, b);

@@ -107,7 +107,7 @@ def mxfp4(tmp_path: Path) -> Path:
 
 
 def test_strict_accepts_a_conversion_that_must_be_lossless(tmp_path: Path, mxfp4: Path) -> None:
-    """Scales that may not fit are no reason to warn, because the conversion then fails."""
+    """Scales that may not fit do not cause a warning, because the conversion then fails."""
     target = tmp_path / "out.safetensors"
     words = ["convert", mxfp4, target, "--quantize", "nvfp4", "--strict"]
     assert run(*words, "--exclude", "far").returncode == 3

@@ -74,7 +74,7 @@ def test_the_advice_works(
     (found,) = joined(model, quantize=mix, style=style)
     assert (found.severity, found.code) == ("warning", "convert.unread")
     assert found.message.startswith(message)
-    advised = re.findall(r"--quantize '(.*?)=([^=]*)'", found.suggestion)
+    advised = re.findall(r"--quantize '([^']*)=([^'=]*)'", found.suggestion)
     assert dict(advised) == cure
     words = ["convert", model, model.parent / "out", "--style", style, "--dry-run"]
     text = run(*words, *words_of(mix)).stdout

@@ -151,7 +151,7 @@ void OutputSink::compared(std::uint32_t target, const EncodingLoss& found) {
   const std::lock_guard lock(mutex_);
   if (loss.blocks > 0 && rounded_.contains(target)) {
     loss.exact_blocks = 0;
-    loss.largest_error = std::max(loss.largest_error, inverse_error_max);
+    loss.largest_error = std::max(loss.largest_error, inverse_error);
   }
   check_loss(conversion_, target, loss);
   if (receipts_ != nullptr) receipts_->note_loss(target, loss);
