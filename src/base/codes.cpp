@@ -126,8 +126,9 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "layers that it joins (q, k and v; gate and up; experts) have different encodings, or it has "
      "no reader for the encoding.",
      "Follow the advice in the message: give joined layers one encoding (--quantize "
-     "PATTERN=ENCODING), choose an encoding or a style that these readers support "
-     "(docs/opens-where.md), or exclude the tensors (--exclude). loadstone reads all of them."},
+     "PATTERN=ENCODING), or choose an encoding or a style that these readers support "
+     "(docs/opens-where.md). If the tensors do not belong to linear layers, exclude them "
+     "(--exclude). loadstone reads all of them."},
     {"dcp.chunk_bounds", "A chunk of a DCP checkpoint exceeds its tensor.",
      "The checkpoint's metadata is inconsistent; save the checkpoint again with the program that "
      "wrote it."},

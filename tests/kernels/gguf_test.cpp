@@ -216,7 +216,8 @@ TEST(GgufTest, BlocksWhoseScalesAreZeroDecodeToZeros) {
     }
     // The scales of 0 and -0. IQ1_M's scale is random.
     const bool has_halves = !reference::half_places(format).empty();
-    if (format != BlockFormat::iq1_m) EXPECT_EQ(count, has_halves ? 2u : 0u) << text(format);
+    if (format == BlockFormat::iq1_m) continue;
+    EXPECT_EQ(count, has_halves ? 2u : 0u) << text(format);
   }
 }
 
