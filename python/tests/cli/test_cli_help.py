@@ -26,8 +26,8 @@ def table(run) -> dict[str, list[str]]:
 
 # Codes of conversions that users meet most often.
 CONCRETE = [
-    *(f"convert.{name}" for name in "architecture decoded left_alone lossy metadata".split()),
-    *(f"convert.{name}" for name in "not_copied overflow readers requantized target".split()),
+    *(f"convert.{name}" for name in ["architecture", "decoded", "left_alone", "lossy", "metadata"]),
+    *(f"convert.{name}" for name in ["not_copied", "overflow", "readers", "requantized", "target"]),
     *("convert.underflow", "convert.unread", "plan.options", "plan.quantize", "q.nan"),
 ]
 

@@ -89,8 +89,9 @@ void report_mixed_partners(const Recipes& recipes, const Chooser& chooser, const
        .code = "convert.unread",
        .sources = std::move(names),
        .message = std::move(message),
-       .suggestion = fmt::format("give each group one encoding, before the other patterns: {}",
-                                 fmt::join(advice, " "))});
+       .suggestion = fmt::format(
+           "give each group one encoding, before the other patterns: {} (quantize= in Python)",
+           fmt::join(advice, " "))});
 }
 
 }  // namespace loadstone
