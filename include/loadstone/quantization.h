@@ -67,11 +67,15 @@ struct EncodingLoss {
   std::uint64_t exact_blocks = 0;  // blocks that decode to the same values
   // The largest error, relative to the largest magnitude of its block. For fp8: of its tensors.
   double largest_error = 0;
+  // Blocks that became 0 because their values are too small for the dtype of the scale. Counted for
+  // all values that are encoded, even if `blocks` is 0 because the values were not codes before.
+  std::uint64_t zeroed_blocks = 0;
 
   void join(const EncodingLoss& other) noexcept {
     blocks += other.blocks;
     exact_blocks += other.exact_blocks;
     largest_error = std::max(largest_error, other.largest_error);
+    zeroed_blocks += other.zeroed_blocks;
   }
   friend bool operator==(const EncodingLoss&, const EncodingLoss&) = default;
 };

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,12 +31,23 @@ enum class DifferenceKind : std::uint8_t { missing, unexpected, encoding, shape,
 
 [[nodiscard]] LOADSTONE_API std::string_view name(DifferenceKind kind) noexcept;
 
+// The difference between the values of one tensor in two checkpoints.
+struct ErrorSize {
+  double largest = 0;   // the largest difference of a value; 0: all values are equal
+  double relative = 0;  // see QuantizationError
+
+  friend bool operator==(const ErrorSize&, const ErrorSize&) = default;
+};
+
 struct Difference {
   std::string name;
   DifferenceKind kind = DifferenceKind::bytes;
   std::string found;     // in the second checkpoint
   std::string expected;  // in the first checkpoint
   bool is_file = false;  // `name` is a file, not a tensor
+  // From compare(), for floats and quantized tensors with different bytes or values. For a
+  // component: the error of the decoded values of its tensor.
+  std::optional<ErrorSize> error{};
 
   friend bool operator==(const Difference&, const Difference&) = default;
 };
@@ -47,6 +59,7 @@ struct QuantizationError {
   std::string name;
   std::string encoding;  // "nvfp4"
   double relative = 0;
+  double largest = 0;  // largest difference of a sample
 
   friend bool operator==(const QuantizationError&, const QuantizationError&) = default;
 };
@@ -101,7 +114,8 @@ struct VerifyOptions {
                                                        const VerifyOptions& options = {});
 
 // Compares names, encodings, shapes and bytes, regardless of files: a sharded checkpoint equals the
-// same tensors in a single file. Reads each tensor of both once, up to its first difference. Values
+// same tensors in a single file. Reads each tensor of both once, up to its first difference, and
+// reads the values of tensors that differ again, to measure the size of the error. Values
 // that convert() makes from the first checkpoint without a change count as equal: experts that were
 // joined or separated, re-packed codes, floats in a different dtype with the same values or rounded
 // to the nearest. Tensors that are quantized in only one checkpoint are compared after decoding: an

@@ -21,9 +21,11 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "If only the weights are quantized, no action is needed. If your server quantizes activations "
      "too, use the source."},
     {"convert.architecture",
-     "A GGUF file specifies no architecture, or has names that its readers reject.",
-     "For llama.cpp, use its own converter (--converter). For other readers, set the architecture "
-     "(--arch, metadata=)."},
+     "A GGUF output has no general.architecture, or keeps names of tensors that llama.cpp or "
+     "ComfyUI does not read, such as those of transformers and diffusers.",
+     "For llama.cpp, use its own converter: python -m loadstone convert MODEL OUT.gguf --converter "
+     "LLAMA_CPP_FOLDER. For ComfyUI, convert the model's original checkpoint, and set --arch if "
+     "loadstone does not recognise the model."},
     {"convert.complete",
      "An earlier run of the same conversion finished the target, and nothing has changed since.",
      "No action is needed. To convert again, run without --resume, --part and --finish."},
@@ -32,8 +34,11 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "with the output."},
     {"convert.constants", "Recipes contain tensors that were computed for a different checkpoint.",
      "Make the recipes again from the checkpoint that you convert."},
-    {"convert.decoded", "The output stores the values of tensors that are quantized in the source.",
-     "To quantize the output, pass an encoding (--quantize, quantize=)."},
+    {"convert.decoded",
+     "The conversion quantizes some tensors, or merges, and therefore decodes tensors that are "
+     "quantized in the source. The output stores their values.",
+     "To keep codes, choose the same encoding for these tensors too (--quantize PATTERN=ENCODING). "
+     "To quantize the result of a merge, pass --quantize."},
     {"convert.dims", "A tensor has more dimensions than readers of the output format support.",
      "Allow such tensors with --beyond-ggml, or reshape the tensor with a rule."},
     {"convert.extra", "A companion file (config, tokenizer) cannot be copied or written.",
@@ -47,9 +52,12 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "model."},
     {"convert.incomplete", "Parts of a conversion have not run, or their shards are incomplete.",
      "Run the parts that the message names again, then run the conversion with --finish."},
-    {"convert.left_alone", "Tensors that should be quantized or cast are unchanged.",
-     "The message names the tensors and the reasons. Choose other tensors with --include, "
-     "--exclude or patterns."},
+    {"convert.left_alone",
+     "Selected tensors stay unchanged: their rows are not whole blocks of the encoding, their kind "
+     "is not quantized by default (embeddings, heads, norms), or they are codes, which --dtype "
+     "does not decode.",
+     "Choose a different encoding for them (--quantize PATTERN=ENCODING), select them with "
+     "--include, or exclude them with --exclude. To decode codes, pass --dequantize."},
     {"convert.lists", "A config lists modules under names that the output does not have.",
      "Rename the config's entries as the tensors were renamed: readers use these lists to decide "
      "how to treat a module."},
@@ -57,26 +65,35 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "Another process is working on the same conversion, or on the same part of it.",
      "Wait until the other process ends, or stop it."},
     {"convert.lossy",
-     "A value would change, but the requested layout of codes, or --require-lossless, forbids it.",
-     "Quantize again (--quantize), dequantize (--dequantize), or keep the source's layout."},
+     "A value would change, but --style only moves codes, or --require-lossless forbids any "
+     "change.",
+     "To allow the change, omit --require-lossless, or replace --style by --quantize (encodes "
+     "again) or --dequantize (decodes). Otherwise exclude the tensors (--exclude). "
+     "docs/lossless.md lists the pairs of encodings that keep all values."},
     {"convert.metadata",
-     "The output's header cannot store some of the source's metadata, or lacks keys that its "
-     "readers need.",
-     "Keep the source if you need the metadata. A vocabulary can be replaced by the tokenizer's "
-     "files. For llama.cpp, use its own converter (--converter) or add the keys (--metadata)."},
+     "The output cannot store some metadata of the source (arrays, long strings), or a GGUF output "
+     "lacks the tokenizer, without which llama.cpp does not load it.",
+     "For llama.cpp, use its own converter (--converter), or add the keys (--metadata FILE). Next "
+     "to a safetensors output, put tokenizer.json or tokenizer.model of the original model."},
     {"convert.metadata_json", "A metadata file (--metadata) is invalid.",
      "Correct the file at the place in the message; docs/formats/gguf.md describes its format."},
     {"convert.name", "The output format cannot store a tensor's name.",
      "Rename the tensor with a rule."},
-    {"convert.not_copied", "A file next to the model is not copied to the output.",
-     "Copy the file yourself if a program needs it."},
-    {"convert.overflow", "Finite values are too large for their new dtype.",
-     "Choose a wider dtype, or correct the scale if it is wrong. --allow-non-finite writes such "
-     "values as infinity or NaN."},
+    {"convert.not_copied",
+     "A file of the source folder is not copied: Python code, weights in a different format, an "
+     "adapter, a file of more than 1 GiB, or a link that leaves the folder.",
+     "Copy the file yourself if a program needs it. --copy-code copies Python code."},
+    {"convert.overflow",
+     "Finite values are too large for their new dtype or for the scale of their block: F16, which "
+     "GGUF uses for scales, ends at 65504.",
+     "Choose a wider dtype (--dtype bfloat16 or float32) or a different encoding. If a scale in "
+     "the source is wrong, correct it. --allow-non-finite writes such values as infinity or NaN."},
     {"convert.readers",
-     "Other libraries read the output's codes only in a different style, or from a folder.",
-     "If only loadstone or an inference server of this style opens the output, no action is "
-     "needed. docs/opens-where.md lists the readers of each style."},
+     "transformers does not read quantized tensors in the style modelopt, and other libraries read "
+     "codes only from a folder with a config.json.",
+     "For transformers, pass a folder as the target and --style compressed-tensors. For loadstone "
+     "and servers that read ModelOpt's files, no action is needed. docs/opens-where.md lists the "
+     "readers of each style."},
     {"convert.redone",
      "A shard that an earlier run finished, or the shard's source, has changed since then.",
      "No action is needed: loadstone writes the shard again. If you did not expect the change, "
@@ -84,9 +101,10 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
     {"convert.replaced", "The conversion replaces files of an earlier output.",
      "To keep the earlier output, choose a different target."},
     {"convert.requantized",
-     "Tensors that are already quantized are quantized again. The message specifies "
-     "whether values change.",
-     "Convert the original checkpoint, if there is one."},
+     "Tensors that are quantized in the source get new codes. \"exact\" keeps all values; "
+     "otherwise the message has the size of the second rounding error.",
+     "If there is an unquantized original, convert it instead. To stop if a value would change, "
+     "pass --require-lossless."},
     {"convert.resumed", "The message specifies which work of an earlier run --resume keeps.",
      "No action is needed."},
     {"convert.state",
@@ -94,14 +112,23 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "Run the conversion with the options and the source of the earlier run, or remove the file or "
      "folder that the message names."},
     {"convert.target",
-     "The target is the source, another model, or a file format that loadstone does not write.",
-     "Check that SOURCE and TARGET are in the right order, and choose a different target. "
-     "--overwrite replaces files of the output's names."},
+     "The target is the source, contains another model, or has the suffix of a format that "
+     "loadstone does not write.",
+     "Check that SOURCE comes before TARGET. Choose a folder, or a name that ends in .safetensors "
+     "or .gguf. --overwrite replaces files of the output's names."},
+    {"convert.underflow",
+     "Blocks of small values became 0, because the scales of their encoding (F16 in GGUF, F8_E4M3 "
+     "in nvfp4) cannot be small enough.",
+     "Exclude the tensors that the message names (--exclude), or choose an encoding with F32 "
+     "scales, such as int8-channel or fp8-channel."},
     {"convert.unread",
-     "Readers of the output do not support the codes or the dtype of some tensors.",
-     "Follow the advice in the message: choose an encoding or a style that these readers support "
-     "(docs/opens-where.md), or open the output with loadstone, which reads all of them. If the "
-     "tensors do not belong to linear layers, exclude them (--exclude)."},
+     "A library or server would misread or reject some tensors: their layers are not linear, "
+     "layers that it joins (q, k and v; gate and up; experts) have different encodings, or it has "
+     "no reader for the encoding.",
+     "Follow the advice in the message: give joined layers one encoding (--quantize "
+     "PATTERN=ENCODING), or choose an encoding or a style that these readers support "
+     "(docs/opens-where.md). If the tensors do not belong to linear layers, exclude them "
+     "(--exclude). loadstone reads all of them."},
     {"dcp.chunk_bounds", "A chunk of a DCP checkpoint exceeds its tensor.",
      "The checkpoint's metadata is inconsistent; save the checkpoint again with the program that "
      "wrote it."},

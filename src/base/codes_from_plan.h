@@ -80,8 +80,11 @@ inline constexpr auto codes_from_plan = std::to_array<CodeInfo>({
      "Build the model under loadstone.skeleton()."},
     {"plan.offload_folder", "The plan places tensors on disk, but no offload folder was passed.",
      "Pass an offload folder (a plan from a file needs it again), or place fewer modules on disk."},
-    {"plan.options", "Two options contradict each other, or an option is invalid.",
-     "Correct the option that the message names."},
+    {"plan.options",
+     "Two options exclude each other, a value is not one of those that the option accepts, or a "
+     "pattern matches no tensor.",
+     "Correct the option that the message names. loadstone inspect --tensors lists the names that "
+     "patterns can match."},
     {"plan.over_budget",
      "A load or conversion needs more memory on a device than max_memory allows.",
      "Raise max_memory. For a load, you can also move modules to another device."},
@@ -92,8 +95,10 @@ inline constexpr auto codes_from_plan = std::to_array<CodeInfo>({
     {"plan.prefix",
      "Some names of the checkpoint begin with the prefix of a wrapper, such as module.",
      "Use the rule in the message to remove the prefix, or pass your own rules (--rules, rules=)."},
-    {"plan.quantize", "A tensor cannot be quantized as requested.",
-     "Exclude the tensor, or choose another encoding. The message names both."},
+    {"plan.quantize",
+     "The encoding does not accept the shape or dtype of a tensor: it is not a matrix, its rows "
+     "are not whole blocks, or its values are not F32, F16 or BF16.",
+     "Exclude the tensor (--exclude), or choose a different encoding. The message names both."},
     {"plan.ranks", "Ranks that load together have different plans, or one of them failed.",
      "The message names the rank. Use the same model and files on all ranks, or correct the "
      "failure on that rank."},
@@ -217,8 +222,11 @@ inline constexpr auto codes_from_plan = std::to_array<CodeInfo>({
      "No config specifies whether a quantized weight belongs to a Conv1D layer, which stores it "
      "transposed.",
      "Put the model's config.json next to the checkpoint."},
-    {"q.nan", "A value to quantize, a scale, or a value of an adapter is NaN or infinite.",
-     "Find the source of the value: it would make its whole block or row NaN or infinite."},
+    {"q.nan",
+     "A value to quantize, a scale, or a value of an adapter is NaN or infinite, which would make "
+     "its whole block or row NaN or infinite.",
+     "Find the program that wrote the value; loadstone verify counts such values per tensor. "
+     "--allow-non-finite writes the output with them."},
     {"q.quant_state", "The quant_state tensor, which describes a quantized weight, is invalid.",
      "The checkpoint is damaged. Download the checkpoint again, or save it again with the program "
      "that wrote it."},

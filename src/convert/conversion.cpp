@@ -64,10 +64,12 @@ void check_repack(const ConvertOptions& options) {
        "a style was passed, but no tensor of the output is quantized", style},
       {options.format != FileFormat::safetensors, "style",
        "GGUF files have a fixed style: omit this option", style},
-      {names_are_given(options) || options.experts != ExpertLayout::keep, "style",
-       "one conversion can change either the style of codes or their names and layouts: convert "
-       "twice",
+      {options.experts != ExpertLayout::keep, "style",
+       "a conversion that keeps codes cannot change the style and the layout of experts: pass "
+       "--quantize with the encoding of the codes (quantize=), or convert twice",
        style},
+      {names_are_given(options), "style",
+       "one conversion can change either the style of codes or their names: convert twice", style},
   });
 }
 

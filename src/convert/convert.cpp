@@ -145,24 +145,17 @@ class StepProgress final : public Observer {
 
 DigestKind kind_of(const ConvertRun& run) { return run.receipt.value_or(DigestKind::xxh3_128); }
 
-void add_loss(const Conversion& conversion, std::uint32_t target, const EncodingLoss& loss,
-              ConvertReport& report) {
-  check_loss(conversion, target, loss);
-  const std::string& encoding = conversion.plan.targets[target].quantization->encoding;
-  auto& all = report.requantized;
-  auto found = std::ranges::lower_bound(all, encoding, {}, &RequantizedTensors::encoding);
-  if (found == all.end() || found->encoding != encoding) found = all.insert(found, {encoding});
-  ++found->tensors;
-  found->loss.join(loss);
-}
+using Losses = std::map<std::uint32_t, EncodingLoss>;  // by target
 
 // Adds the losses in the receipt of a file that an earlier run finished.
 void add_losses(const Conversion& conversion, std::uint32_t file, const Receipt& receipt,
-                ConvertReport& report) {
+                Losses& losses) {
   const std::vector<ReceiptTensor>& tensors = receipt.outputs.front().tensors;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i].loss) continue;
-    add_loss(conversion, conversion.files[file].tensors[i].target, *tensors[i].loss, report);
+    const std::uint32_t target = conversion.files[file].tensors[i].target;
+    check_loss(conversion, target, *tensors[i].loss);
+    losses.emplace(target, *tensors[i].loss);
   }
 }
 
@@ -176,7 +169,7 @@ struct FilesLeft {
 
 // Finds the files to write. An existing shard counts as finished only if its digests match.
 FilesLeft files_left(const Conversion& conversion, const WorkFolder& work, const ConvertRun& run,
-                     Storage& storage, Output& output, ConvertReport& report) {
+                     Storage& storage, Output& output, Losses& losses, ConvertReport& report) {
   FilesLeft result = {.files = std::vector<bool>(conversion.files.size(), !run.part)};
   std::vector<bool>& left = result.files;
   if (run.part) {
@@ -203,7 +196,7 @@ FilesLeft files_left(const Conversion& conversion, const WorkFolder& work, const
     report.bytes_checked += found.bytes_read;
     if (found.receipt) {
       left[number] = false;
-      add_losses(conversion, number, *found.receipt, report);
+      add_losses(conversion, number, *found.receipt, losses);
       output.keep(number, *std::move(found.receipt));
       if (!run.finish) report.bytes_kept += file.byte_count();
       continue;
@@ -221,7 +214,8 @@ FilesLeft files_left(const Conversion& conversion, const WorkFolder& work, const
 }
 
 void write_files(const Conversion& conversion, const OpenShards& shards, Output& output,
-                 const FilesLeft& left, const ConvertRun& run, ConvertReport& report) {
+                 const FilesLeft& left, const ConvertRun& run, Losses& losses,
+                 ConvertReport& report) {
   const std::vector<bool>& wanted = left.files;
   const ValueSet values = values_of(conversion.plan, SinkKind::files);
   std::optional<FileReceipts> receipts;
@@ -239,9 +233,8 @@ void write_files(const Conversion& conversion, const OpenShards& shards, Output&
       sink.make(receipts ? receipts->sources() : shards.sources(), memory, rest.observer());
   report.bytes_read = made.bytes_read;
   report.bytes_read_ahead = made.bytes_read_ahead;
-  for (const auto& [target, loss] : sink.losses()) add_loss(conversion, target, loss, report);
+  losses.insert(sink.losses().begin(), sink.losses().end());
   std::ranges::move(made.findings, std::back_inserter(report.findings));
-  sort_findings(report.findings);
   report.peak_bytes += memory.bytes_peak();
   output.record(nullptr);
 }
@@ -299,7 +292,10 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
     // have been restored only now, so look at it again.
     require_own_files(disk, conversion, look_at_target(conversion, target, disk), work.files());
   }
-  const auto left = [&] { return files_left(conversion, work, run, files, output, report); };
+  Losses losses;
+  const auto left = [&] {
+    return files_left(conversion, work, run, files, output, losses, report);
+  };
   FilesLeft wanted = {.files = std::vector<bool>(conversion.files.size(), false)};
   if (!run.finish) wanted = left();
   const OpenShards shards = open_needed(conversion, wanted.files, run.storage);
@@ -310,10 +306,12 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   } else {
     output.check_links(place);
     if (std::ranges::count(wanted.files, true) > 0) {
-      write_files(conversion, shards, output, wanted, run, report);
+      write_files(conversion, shards, output, wanted, run, losses, report);
     }
     watch->check();
   }
+  report_losses(conversion, losses, report);
+  sort_findings(report.findings);
   if (run.part) {
     report.outputs = work.finished_paths(*run.part);
   } else {

@@ -69,4 +69,44 @@ void check_loss(const Conversion& conversion, std::uint32_t target, const Encodi
        .expected = planned.quantization->encoding});
 }
 
+void report_losses(const Conversion& conversion,
+                   const std::map<std::uint32_t, EncodingLoss>& losses, ConvertReport& report) {
+  struct Zeroed {
+    std::uint64_t blocks = 0;
+    Alike tensors;
+  };
+  std::map<std::string, RequantizedTensors> requantized;
+  std::map<std::string, Zeroed> zeroed;
+  for (const auto& [target, loss] : losses) {
+    const PlannedTarget& planned = conversion.plan.targets[target];
+    const std::string& encoding = planned.quantization->encoding;
+    if (loss.blocks > 0) {
+      RequantizedTensors& all = requantized[encoding];
+      all.encoding = encoding;
+      ++all.tensors;
+      all.loss.join(loss);
+    }
+    if (loss.zeroed_blocks > 0) {
+      zeroed[encoding].blocks += loss.zeroed_blocks;
+      zeroed[encoding].tensors.add(planned.name);
+    }
+  }
+  for (auto& [encoding, all] : requantized) report.requantized.push_back(std::move(all));
+  for (const auto& [encoding, found] : zeroed) {
+    const auto& [blocks, tensors] = found;
+    report.findings.push_back(
+        {.severity = Severity::warning,
+         .code = "convert.underflow",
+         .target = tensors.first,
+         .message =
+             fmt::format("all values of {} of {} in {} (the first is '{}') became 0, because "
+                         "they are too small for the scales of this encoding",
+                         counted(blocks, "block"), encoding, counted(tensors.count, "tensor"),
+                         printable(tensors.first)),
+         .suggestion =
+             "exclude the tensors (--exclude), or choose an encoding whose scales are F32",
+         .found = encoding});
+  }
+}
+
 }  // namespace loadstone

@@ -13,8 +13,10 @@
 
 #include "base/text.h"
 #include "boxes/merges.h"
+#include "codec/decode.h"
 #include "codec/encode.h"
 #include "convert/kept_blocks.h"
+#include "convert/lossless.h"
 #include "loadstone/quantized_tensors.h"
 #include "plan/fidelity.h"
 #include "plan/fold.h"
@@ -159,6 +161,7 @@ void add_rows(Conversion& conversion, const Choices& choices,
 
 struct Pair {
   Alike tensors;
+  bool is_inverted = false;  // the output stores the inverse of the source's global scale
   double typical_error = 0;
   // The fidelity of the new encoding, or of the one before if the tensors get no encoding.
   Fidelity kept = Fidelity::exact;
@@ -182,8 +185,13 @@ Quantization own_quantization(const PlannedTarget& target, const std::string& en
 class DecodedTensors {
  public:
   DecodedTensors(const Conversion& conversion, const std::vector<Fidelity>& fidelities,
-                 Fidelities& known, SeparateExperts& separate)
-      : conversion_(conversion), fidelities_(fidelities), known_(known), separate_(separate) {}
+                 const std::set<std::uint32_t>& inverted, Fidelities& known,
+                 SeparateExperts& separate)
+      : conversion_(conversion),
+        fidelities_(fidelities),
+        inverted_(inverted),
+        known_(known),
+        separate_(separate) {}
 
   // `is_quantized`: selects tensors that are quantized again, or those whose values are written.
   [[nodiscard]] Pairs pairs(bool is_quantized) {
@@ -199,6 +207,8 @@ class DecodedTensors {
       Pair& pair = pairs[{before, after, fidelities_[at]}];
       pair.tensors.add(target.name);
       pair.typical_error = typical_error(target);
+      const bool is_inverted = inverted_.contains(static_cast<std::uint32_t>(at));
+      pair.is_inverted |= before == after && is_inverted != divides(target);
       if (is_quantized) {
         add_kept(target, *target.quantization, pair);
       } else if (find_written_encoding(before) != nullptr) {
@@ -222,6 +232,18 @@ class DecodedTensors {
     return fmt::format("{}", fmt::join(before, ", "));
   }
 
+  // Returns true if the scales of the source are divided by a global scale.
+  [[nodiscard]] bool divides(const PlannedTarget& target) const {
+    bool divides = false;
+    for_each_box(target.recipe, [&](const Box& box) {
+      const QuantizedTensor* const stored = decoded_by(*conversion_.plan.catalog, box);
+      const DecodeKernel* const kernel =
+          stored == nullptr ? nullptr : find_decode_kernel(stored->decoding.kernel);
+      divides |= kernel != nullptr && kernel->divides_by_outer;
+    });
+    return divides;
+  }
+
   void add_kept(const PlannedTarget& target, const Quantization& quantization, Pair& pair) {
     Fidelity kept = known_.of(target, quantization);
     if (kept == Fidelity::lossy) {
@@ -233,24 +255,37 @@ class DecodedTensors {
 
   const Conversion& conversion_;
   const std::vector<Fidelity>& fidelities_;
+  const std::set<std::uint32_t>& inverted_;
   Fidelities& known_;
   SeparateExperts& separate_;
 };
 
-// Reports quantized tensors that are quantized again, once per pair of encodings and fidelity.
+// Describes the loss of values whose codes fit, but whose global scale is inverted.
+std::string inverse_text(const Pair& pair, Fidelity fidelity) {
+  if (!pair.is_inverted || fidelity == Fidelity::lossy) return {};
+  return fmt::format(
+      "; the output stores the inverse of the global scale, and values change by about {:.2g} % if "
+      "F32 has no exact inverse",
+      100 * inverse_error);
+}
+
+// Reports quantized tensors that are quantized again, once per pair of encodings and fidelity. A
+// conversion that must be lossless fails if scales do not fit, so it does not warn of them.
 void tell_requantized(Conversion& conversion, const Pairs& pairs) {
   for (const auto& [key, found] : pairs) {
     const auto& [before, after, fidelity] = key;
-    const bool is_exact = fidelity == Fidelity::exact;
+    const bool is_exact =
+        fidelity == Fidelity::exact || (conversion.require_lossless && fidelity != Fidelity::lossy);
     const bool separates = found.separates && found.kept != Fidelity::lossy;
     const std::string_view are = found.tensors.count == 1 ? "is" : "are";
     conversion.plan.findings.push_back(
         {.severity = is_exact ? Severity::info : Severity::warning,
          .code = "convert.requantized",
          .target = found.tensors.first,
-         .message = fmt::format("{} {} already quantized to {} and {} quantized again to {}: {}",
+         .message = fmt::format("{} {} already quantized to {} and {} quantized again to {}: {}{}",
                                 counted(found.tensors.count, "tensor"), are, before, are, after,
-                                fidelity_text(fidelity, found.typical_error)),
+                                fidelity_text(fidelity, found.typical_error),
+                                inverse_text(found, fidelity)),
          .suggestion = is_exact    ? ""
                        : separates ? "to keep the values, separate the experts (--experts separate)"
                                    : "quantize the original checkpoint, if there is one",
@@ -331,11 +366,12 @@ void tell_quantized(Conversion& conversion, const Choices& choices, Decoded deco
   for (const PlannedTarget& target : conversion.plan.targets) {
     fidelities.push_back(target.quantization ? known.of(target) : Fidelity::exact);
   }
-  for (const std::uint32_t target : inverted_targets(conversion)) {
+  const std::set<std::uint32_t> inverted = inverted_targets(conversion);
+  for (const std::uint32_t target : inverted) {
     fidelities[target] = std::max(fidelities[target], Fidelity::exact_where_scales_fit);
   }
   add_rows(conversion, choices, fidelities);
-  DecodedTensors tensors(conversion, fidelities, known, separate);
+  DecodedTensors tensors(conversion, fidelities, inverted, known, separate);
   tell_requantized(conversion, tensors.pairs(true));
   if (decoded == Decoded::on_request) return;
   const bool is_merge = decoded == Decoded::by_merge;

@@ -16,6 +16,7 @@
 #include "codec/fp4/blocks.h"
 #include "convert/choose/choose.h"
 #include "convert/choose/quantize_config.h"
+#include "convert/lossless.h"
 #include "convert/values.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/recipe_builder.h"
@@ -71,7 +72,7 @@ class Repacker {
 
   void repack(const QuantizedTensor& quantized) {
     if (Reason problem = add(quantized); !problem.empty()) {
-      refuse(quantized.name, quantized.encoding, std::move(problem));
+      refuse(quantized.name, quantized.shape(), quantized.encoding, std::move(problem));
     }
     const auto& sources = quantized.decoding.sources;
     made_.dropped.insert(made_.dropped.end(), sources.begin(), sources.end());
@@ -95,7 +96,7 @@ class Repacker {
       }
       add_components(info.name, info.shape, *written, form, values);
     } else {
-      refuse(info.name, encoding, std::move(problem));
+      refuse(info.name, info.shape, encoding, std::move(problem));
     }
     made_.dropped.push_back(tensor);
   }
@@ -108,7 +109,7 @@ class Repacker {
       return fmt::format("files of the style {} cannot store this encoding", name(style_));
     }
     if (shape.rank() != 2 || !target.ends_with(".weight")) {
-      return "this style supports only weights of linear layers";
+      return "only matrices whose names end in '.weight' can be repacked";
     }
     const Quantization quantization = {.encoding = std::string(encoding->name)};
     if (auto problem = prepare_quantization(quantization, shape, Dtype::bf16, form)) {
@@ -147,8 +148,10 @@ class Repacker {
           is_computed[i] ? inverted(sources[i], is_divisor, form_of(*encoding, part))
                          : builder_.reshape(builder_.source(source.name), form_of(*encoding, part));
       if (!value) {
-        return fmt::format("'{}' has no inverse in F32 that leaves all decoded values unchanged",
-                           printable(source.name));
+        return fmt::format(
+            "'{}' has no inverse in F32 that leaves all decoded values unchanged (the nearest "
+            "inverse changes them by about {:.2g} %)",
+            printable(source.name), 100 * inverse_error);
       }
       values.push_back(*value);
     }
@@ -201,9 +204,11 @@ class Repacker {
     }
   }
 
-  void refuse(const std::string& target, std::string_view encoding, Reason problem) {
+  void refuse(const std::string& target, const Shape& shape, std::string_view encoding,
+              Reason problem) {
     Lossy& lossy = lossy_[{std::string(encoding), folded_name(target)}];
     if (lossy.targets.empty()) lossy.problem = std::move(problem);
+    lossy.is_stack = shape.rank() > 2 && style_ == QuantizeStyle::compressed_tensors;
     lossy.targets.push_back(target);
   }
 
@@ -218,14 +223,17 @@ class Repacker {
            .message = fmt::format(
                "{} cannot be repacked from {} to the style {} without changing values: {}",
                tensors.text(), key.first, name(style_), lossy.problem),
-           .suggestion =
-               "to quantize the values again, pass --quantize; to decode them, pass --dequantize",
+           .suggestion = fmt::format(
+               "to quantize the values again, pass --quantize{}; to decode them, pass --dequantize "
+               "instead of --style",
+               lossy.is_stack ? " and omit --style" : ""),
            .found = key.first});
     }
   }
 
   struct Lossy {
-    Reason problem;  // problem of the first tensor
+    Reason problem;         // problem of the first tensor
+    bool is_stack = false;  // true if only the default style has a layout for the tensors
     std::vector<std::string> targets;
   };
 

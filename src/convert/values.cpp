@@ -18,6 +18,7 @@
 #include "boxes/cast_kind.h"
 #include "catalog/expert_series.h"
 #include "catalog/lacking.h"
+#include "codec/encode.h"
 #include "codec/fp4/blocks.h"
 #include "convert/experts.h"
 #include "convert/json_text.h"
@@ -193,8 +194,21 @@ class ValueDecoder {
            fmt::format("loadstone cannot change the layout of the quantized experts in '{}'",
                        printable(source)),
            {source});
-      findings_.back().suggestion = "decode them with --dequantize";
+      findings_.back().suggestion = advice_on_codes(quantized);
     }
+  }
+
+  // A conversion that quantizes decodes the experts first, and finds scales that fit again.
+  [[nodiscard]] std::string advice_on_codes(const QuantizedTensor& quantized) const {
+    const WrittenEncoding* const written = find_written_encoding(quantized.encoding);
+    const bool is_written = written != nullptr && !written->is_bitsandbytes() &&
+                            options_.format == FileFormat::safetensors &&
+                            options_.experts == ExpertLayout::separate;
+    return is_written ? fmt::format(
+                            "to encode them again, pass --quantize {}; to decode them, "
+                            "pass --dequantize",
+                            quantized.encoding)
+                      : "decode them with --dequantize";
   }
 
   // Returns true for an incomplete layer, whose experts are never joined, and turns its finding

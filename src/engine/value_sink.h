@@ -32,7 +32,8 @@ class ValueSink {
                     std::span<const std::byte> /*bytes*/) {}
   // Returns true if compared() should be called.
   [[nodiscard]] virtual bool compares() const noexcept { return false; }
-  // Reports the loss of a value that was decoded from codes and encoded again, before finish().
+  // Reports the loss of a value that was decoded from codes and encoded again, or that has blocks
+  // that became 0, before finish().
   virtual void compared(std::uint32_t /*value*/, const EncodingLoss& /*loss*/) {}
   // Called when all bytes of the value have been written, or are in flight to a device.
   virtual void finish(std::uint32_t value) = 0;

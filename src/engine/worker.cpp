@@ -292,6 +292,11 @@ void Worker::encode_values(const Window& window, std::uint64_t begin, std::uint6
     report_unencodable(window, bad, numbers + bytes_of(window, bad - begin));
   }
   if (member.codes != nullptr) move(window, begin, end, room);
+  if (run_.sink.compares()) {
+    const std::uint64_t zeroed = count_zeroed_blocks(form, begin, end, numbers, parts_);
+    const std::lock_guard lock(work_.mutex);
+    member.loss.zeroed_blocks += zeroed;
+  }
   if (form.exact_first && run_.sink.compares()) compare(window, begin, end, numbers, room.data());
 }
 
@@ -365,7 +370,8 @@ void Worker::finish(GroupMember& member, const Group& group) {
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     if (!member.held[i].empty()) run_.sink.write(member.value, i, 0, member.held[i]);
   }
-  if (member.form->exact_first && run_.sink.compares()) {
+  const bool has_loss = member.form->exact_first || member.loss.zeroed_blocks > 0;
+  if (has_loss && run_.sink.compares()) {
     count_matrices(member.matrix_errors, group.amax, member.loss);
     run_.sink.compared(member.value, member.loss);
   }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels/gguf/block_scales.h"
 #include "kernels/modelopt/scales.h"
 
 namespace loadstone {
@@ -110,6 +111,25 @@ void visit_blocks(const QuantizedLayout& form, std::uint64_t begin, std::uint64_
   }
 }
 
+template <typename Bits>
+bool has_nonzero(const std::byte* from, std::uint64_t count) noexcept {
+  Bits any = 0;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    Bits bits;
+    std::memcpy(&bits, from + i * sizeof bits, sizeof bits);
+    any = static_cast<Bits>(any | bits);
+  }
+  return static_cast<Bits>(any << 1) != 0;  // without the sign
+}
+
+// Returns true if the two E2M1 codes of each byte are zeros, of either sign.
+bool has_zero_codes(const std::byte* codes) noexcept {
+  std::uint64_t bits = 0;
+  static_assert(scaled::nvfp4_block == 2 * sizeof bits);
+  std::memcpy(&bits, codes, sizeof bits);
+  return (bits & 0x7777'7777'7777'7777u) == 0;
+}
+
 }  // namespace
 
 std::uint64_t compared_matrices(const QuantizedLayout& form) noexcept {
@@ -138,6 +158,27 @@ void count_exact_window(const QuantizedLayout& form, std::uint64_t begin, std::u
                         EncodingLoss& loss) noexcept {
   if (form.kind == QuantizeKind::fp8) return;
   visit_blocks(form, begin, end, [&](const Part&) { count_block(0, 0, loss); });
+}
+
+std::uint64_t count_zeroed_blocks(const QuantizedLayout& form, std::uint64_t begin,
+                                  std::uint64_t end, const std::byte* numbers,
+                                  std::span<std::byte* const> parts) noexcept {
+  const bool is_gguf = form.kind == QuantizeKind::gguf_blocks;
+  if (!is_gguf && form.kind != QuantizeKind::nvfp4) return 0;
+  const std::uint64_t step = is_gguf ? layout(form.block).bytes : scaled::nvfp4_block / 2;
+  const bool is_f32 = form.dtype == Dtype::f32;
+  const std::byte* codes = parts.front();
+  std::uint64_t count = 0;
+  visit_blocks(form, begin, end, [&](const Part& block) {
+    if (is_gguf ? has_zero_scales(form.block, codes) : has_zero_codes(codes)) {
+      const std::byte* const from = numbers + block.begin * (is_f32 ? 4 : 2);
+      const bool had_values = is_f32 ? has_nonzero<std::uint32_t>(from, block.columns)
+                                     : has_nonzero<std::uint16_t>(from, block.columns);
+      count += had_values ? 1 : 0;
+    }
+    codes += step;
+  });
+  return count;
 }
 
 void count_matrices(std::span<const float> matrix_errors, std::span<const float> amax,

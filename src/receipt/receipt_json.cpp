@@ -84,6 +84,7 @@ void visit_fields(auto& visitor, Like<EncodingLoss> auto& loss) {
   visitor.member("blocks", loss.blocks);
   visitor.member("exact_blocks", loss.exact_blocks);
   visitor.member("largest_error", loss.largest_error);
+  visitor.optional("zeroed_blocks", loss.zeroed_blocks);
 }
 
 template <typename Visitor>

@@ -1,5 +1,6 @@
 #include "verify/element_reader.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "boxes/view.h"
@@ -11,6 +12,13 @@ namespace {
 constexpr std::uint64_t staging_bytes_max = std::uint64_t{16} << 20;
 
 }  // namespace
+
+std::size_t bytes_at_once(const TensorRecipe& value) {
+  const bool is_in_order = std::ranges::all_of(value.boxes, [](const Box& box) {
+    return box.dims.empty() || box.dims.back().source_stride == 1;
+  });
+  return is_in_order ? chunk_bytes_max : strided_chunk_bytes_max;
+}
 
 Box whole_box(std::uint32_t source, const TensorInfo& tensor) {
   return boxes_of(source_view(source, tensor)).front();

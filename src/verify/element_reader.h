@@ -15,10 +15,17 @@
 
 namespace loadstone {
 
+inline constexpr std::size_t chunk_bytes_max = std::size_t{4} << 20;
+inline constexpr std::size_t strided_chunk_bytes_max = std::size_t{64} << 20;
+
 // Returns a pointer that does not own the catalog, which must outlive all copies.
 [[nodiscard]] inline std::shared_ptr<const Catalog> borrowed(const Catalog& catalog) {
   return {std::shared_ptr<const Catalog>(), &catalog};
 }
+
+// Returns the number of bytes of a value to read at once. If elements are not in file order, each
+// chunk reads the whole tensor again, so chunks are larger.
+[[nodiscard]] std::size_t bytes_at_once(const TensorRecipe& value);
 
 // Returns a box of all elements of a tensor in C order.
 [[nodiscard]] Box whole_box(std::uint32_t source, const TensorInfo& tensor);

@@ -12,6 +12,7 @@
 #include "codec/decode.h"
 #include "kernels/cast.h"
 #include "kernels/whole_elements.h"
+#include "verify/error_size.h"
 #include "verify/numbers.h"
 #include "verify/values.h"
 
@@ -59,9 +60,7 @@ Counts count_scales(const TensorInfo& tensor, ByteSource& source, const std::ato
 
 // The result of comparing samples of two sides.
 struct Comparison {
-  double difference = 0;  // sum of squares of the differences
-  // Sum of squares of the first side's values.
-  double power = 0;
+  ErrorSum error;
   double allowed = 0;    // sum of squares of the largest possible differences
   double error_max = 0;  // limit if `allowed` is unknown
   bool is_bounded = true;
@@ -71,10 +70,10 @@ struct Comparison {
   std::string scale;               // describes a scale that is larger than the values need
   bool is_sampled = false;
 
-  [[nodiscard]] double relative() const {
-    return difference == 0 ? 0 : std::sqrt(difference / power);
+  [[nodiscard]] double relative() const { return error.size().relative; }
+  [[nodiscard]] double most() const {
+    return is_bounded ? std::sqrt(allowed / error.power) : error_max;
   }
-  [[nodiscard]] double most() const { return is_bounded ? std::sqrt(allowed / power) : error_max; }
   [[nodiscard]] bool is_explained() const {
     return is_bounded ? unexplained == 0 && scale.empty() : relative() <= error_max;
   }
@@ -173,8 +172,7 @@ void compare_range(Numbers& first, Numbers& second, std::uint64_t begin, std::ui
     const bool is_equal = a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]));
     if (is_equal && !std::isfinite(a[i])) continue;
     const double step = double{a[i]} - double{b[i]};
-    made.difference += step * step;
-    made.power += double{a[i]} * double{a[i]};
+    made.error.add(double{a[i]}, double{b[i]});
     if (!is_bounded) continue;
     const double real = second.is_exact()
                             ? std::abs(double{b[i]})
@@ -204,7 +202,7 @@ Comparison compare_numbers(Numbers& first, Numbers& second, std::uint64_t elemen
     const std::uint64_t end = is_last ? elements : begin + sample_elements;
     compare_range(first, second, begin, end, made, scales);
   }
-  if (made.difference == 0) {
+  if (made.error.difference == 0) {
     made = none;
     scales = {};
     for (std::uint64_t at = 0; at < elements && !stop; at += part_elements) {
@@ -257,14 +255,18 @@ SampledPair compare_samples(const Pair& pair, const OpenShards& first, const Ope
   const std::uint64_t elements = pair.first.value.shape.numel().value_or(0);
   const Comparison found = compare_numbers(a, b, elements, stop);
   const Side& stored = pair.second.is_quantized() ? pair.second : pair.first;
-  SampledPair result = {.error = {pair.name, stored.encoding, found.relative()},
+  const ErrorSize error = found.error.size();
+  SampledPair result = {.error = {pair.name, stored.encoding, error.relative, error.largest},
                         .is_sampled = found.is_sampled,
                         .bytes_read = a.bytes_read() + b.bytes_read()};
   if (!found.is_explained()) {
-    result.difference = {
-        pair.name, DifferenceKind::values, found.text(),
-        fmt::format("at most {:.3g} for {}, and each value close to its decoded code", found.most(),
-                    stored.encoding)};
+    result.difference = Difference{
+        .name = pair.name,
+        .kind = DifferenceKind::values,
+        .found = found.text(),
+        .expected = fmt::format("at most {:.3g} for {}, and each value close to its decoded code",
+                                found.most(), stored.encoding),
+        .error = error};
   }
   return result;
 }

@@ -20,11 +20,17 @@ std::string_view name(DifferenceKind kind) noexcept {
   return name_among({"missing", "unexpected", "encoding", "shape", "bytes", "values"}, kind);
 }
 
+static void visit_fields(JsonWriter& json, const ErrorSize& error) {
+  json.member("largest_error", error.largest);
+  json.member("relative_error", error.relative);
+}
+
 static void visit_fields(JsonWriter& json, const Difference& difference) {
   json.member("name", difference.name);
   json.member("kind", difference.kind);
   json.member("found", difference.found);
   json.member("expected", difference.expected);
+  if (difference.error) visit_fields(json, *difference.error);
 }
 
 static void visit_fields(JsonWriter& json, const NotFinite& tensor) {
@@ -37,6 +43,7 @@ static void visit_fields(JsonWriter& json, const QuantizationError& error) {
   json.member("name", error.name);
   json.member("encoding", error.encoding);
   json.member("relative_error", error.relative);
+  json.member("largest_error", error.largest);
 }
 
 static void visit_fields(JsonWriter& json, const Widened& tensor) {
@@ -45,14 +52,48 @@ static void visit_fields(JsonWriter& json, const Widened& tensor) {
   json.member("expected", tensor.expected);
 }
 
-// Returns the verdict on two checkpoints without differences.
+namespace {
+
+// The differences with the largest errors. Null if no difference has a known error.
+struct LargestErrors {
+  const Difference* absolute = nullptr;
+  const Difference* relative = nullptr;
+};
+
+LargestErrors largest_errors(const VerifyReport& report) {
+  LargestErrors found;
+  for (const Difference& each : report.differences) {
+    if (!each.error) continue;
+    if (found.absolute == nullptr || each.error->largest > found.absolute->error->largest) {
+      found.absolute = &each;
+    }
+    if (found.relative == nullptr || each.error->relative > found.relative->error->relative) {
+      found.relative = &each;
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+// Returns the verdict on two checkpoints whose values do not differ. Empty if they differ.
 static std::string verdict(const VerifyReport& report) {
-  if (report.quantized.empty() && report.widened.empty() && report.rounded.empty()) return "equal";
+  const bool has_pairs =
+      !report.quantized.empty() || !report.widened.empty() || !report.rounded.empty();
+  if (report.ok() && !has_pairs) return "equal";
   double worst = 0;
   bool is_rounded = !report.rounded.empty();
   for (const QuantizationError& each : report.quantized) {
     if (!(each.relative <= worst)) worst = each.relative;  // also if it is NaN
     is_rounded |= each.encoding == name(Dtype::bf16) || each.encoding == name(Dtype::f16);
+  }
+  if (!report.ok()) {
+    const auto is_equal = [](const Difference& each) {
+      return each.error && each.error->largest == 0;
+    };
+    const bool are_equal = worst == 0 && !is_rounded && !report.differences.empty() &&
+                           std::ranges::all_of(report.differences, is_equal);
+    return are_equal ? "equal as real numbers" : "";
   }
   if (worst != 0) return fmt::format("a relative error of at most {:.3g}", worst);
   return is_rounded ? "equal up to rounding to the new dtype" : "equal as real numbers";
@@ -60,7 +101,13 @@ static std::string verdict(const VerifyReport& report) {
 
 static void visit_fields(JsonWriter& json, const VerifyReport& report) {
   json.member("ok", report.ok());
-  if (report.is_comparison && report.ok()) json.member("verdict", verdict(report));
+  if (report.is_comparison) json.optional("verdict", verdict(report));
+  if (const auto [absolute, relative] = largest_errors(report); absolute != nullptr) {
+    json.member("largest_error", absolute->error->largest);
+    json.member("largest_error_in", absolute->name);
+    json.member("relative_error", relative->error->relative);
+    json.member("relative_error_in", relative->name);
+  }
   json.member("differences", report.differences);
   json.member("not_finite", report.not_finite);
   json.member("findings", report.findings);
@@ -105,6 +152,7 @@ std::string quantized_text(const VerifyReport& report) {
   struct Row {
     std::uint64_t count = 0;
     double sum = 0;
+    double largest = 0;
     const QuantizationError* worst = nullptr;
   };
   std::map<std::string_view, Row> rows;
@@ -112,6 +160,7 @@ std::string quantized_text(const VerifyReport& report) {
     Row& row = rows[each.encoding];
     ++row.count;
     row.sum += each.relative;
+    row.largest = std::max(row.largest, each.largest);
     if (row.worst == nullptr || !(each.relative <= row.worst->relative)) row.worst = &each;
   }
   std::string text;
@@ -120,10 +169,11 @@ std::string quantized_text(const VerifyReport& report) {
       text += fmt::format("  info: {} of {}: equal values\n", row.count, encoding);
       continue;
     }
-    text +=
-        fmt::format("  info: {} of {}: relative error {:.3g} in the mean, at most {:.3g} ('{}')\n",
-                    row.count, encoding, row.sum / static_cast<double>(row.count),
-                    row.worst->relative, printable(row.worst->name));
+    text += fmt::format(
+        "  info: {} of {}: relative error {:.3g} in the mean, at most {:.3g} ('{}'); "
+        "largest error {:.3g}\n",
+        row.count, encoding, row.sum / static_cast<double>(row.count), row.worst->relative,
+        printable(row.worst->name), row.largest);
   }
   return text;
 }
@@ -149,6 +199,13 @@ std::string to_table(const VerifyReport& report) {
   return only_errors([&] {
     std::string text;
     text += differences_text(report.differences);
+    if (const auto [absolute, relative] = largest_errors(report);
+        absolute != nullptr && absolute->error->largest > 0) {
+      text +=
+          fmt::format("  info: largest error {:.2g} ('{}'), largest relative error {:.2g} ('{}')\n",
+                      absolute->error->largest, printable(absolute->name),
+                      relative->error->relative, printable(relative->name));
+    }
     text += finding_lines(report.findings);
     for (const NotFinite& each : report.not_finite) {
       text += fmt::format("  info: '{}': {} NaN, {} infinite\n", printable(each.name), each.nan,
@@ -165,7 +222,9 @@ std::string to_table(const VerifyReport& report) {
     text += dtypes_text(report.widened, "widened to {}, with equal values");
     text += dtypes_text(report.rounded, "rounded to {}, each to the nearest");
     text += report.ok() ? "ok; " : "not ok; ";
-    if (report.is_comparison && report.ok()) text += verdict(report) + "; ";
+    if (const std::string found = verdict(report); report.is_comparison && !found.empty()) {
+      text += found + "; ";
+    }
     if (report.files > 0) {
       text += fmt::format("the digests of {} of {} are right; ", report.files_equal,
                           counted(report.files, "file"));

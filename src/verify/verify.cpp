@@ -22,6 +22,7 @@
 #include "loadstone/error.h"
 #include "verify/claim.h"
 #include "verify/element_reader.h"
+#include "verify/error_size.h"
 #include "verify/pairs.h"
 #include "verify/quantized.h"
 #include "verify/ranges.h"
@@ -31,10 +32,6 @@
 namespace loadstone {
 
 namespace {
-
-constexpr std::size_t chunk_bytes_max = std::size_t{4} << 20;
-// If elements are not in file order, each chunk reads the whole tensor again.
-constexpr std::size_t strided_chunk_bytes_max = std::size_t{64} << 20;
 
 // Returns the size of as many whole units as fit into a chunk.
 std::size_t chunk_bytes(Encoding encoding) noexcept {
@@ -144,21 +141,14 @@ std::optional<std::uint64_t> first_difference(const OpenShards& first, const Ten
   return first_difference(left, right, step, jobs, scratch, first_byte);
 }
 
-// Returns true if most elements come in file order.
-bool is_in_order(const TensorRecipe& value) {
-  return std::ranges::all_of(value.boxes, [](const Box& box) {
-    return box.dims.empty() || (box.dims.back().source_stride == 1);
-  });
-}
-
 // Compares values that must be equal, regardless of position and encoding.
 std::optional<Difference> number_difference(const OpenShards& first, const OpenShards& second,
                                             const Pair& pair, Jobs& jobs,
                                             std::vector<std::byte>& scratch) {
   ElementReader left(first, pair.name, pair.first.value, pair.dtype, jobs.stop());
   ElementReader right(second, pair.name, pair.second.value, pair.dtype, jobs.stop());
-  const bool in_order = is_in_order(pair.first.value) && is_in_order(pair.second.value);
-  const std::size_t step = in_order ? chunk_bytes_max : strided_chunk_bytes_max;
+  const std::size_t step =
+      std::max(bytes_at_once(pair.first.value), bytes_at_once(pair.second.value));
   const bool is_cast = pair.first.value.dtype != pair.second.value.dtype;
   const auto compare = [&](std::span<const std::byte> a, std::span<const std::byte> b) {
     if (pair.first.is_quantized()) return first_number(a, b);
@@ -359,6 +349,7 @@ static VerifyReport compared(const Catalog& first, const Catalog& second,
   }
   if (auto finding = names_differ(first, report)) report.findings.push_back(*std::move(finding));
   report_pairs(pairs, first_shards, second_shards, jobs, report);
+  measure_differences(pairs, first_shards, second_shards, jobs, report);
   jobs.run_one([&] {
     for (const Catalog* const each : {&first, &second}) {
       auto findings = config_findings(*each, options.storage, jobs.stop(), report.bytes_read);

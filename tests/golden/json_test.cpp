@@ -481,13 +481,14 @@ TEST(JsonGolden, Conversion) {
 }
 
 TEST(JsonGolden, VerifyReport) {
-  const VerifyReport report = {.not_finite = {{"n", 1, large}, {}},
-                               .findings = some_findings(),
-                               .quantized = {{"q", "nvfp4", 0.015625}, {}},
-                               .widened = {{"w", "F32", "BF16"}, {}},
-                               .rounded = {{"r", "BF16", "F32"}},
-                               .differences = {{"d", DifferenceKind::values, "f", "e"}, {}},
-                               .bytes_read = large};
+  const VerifyReport report = {
+      .not_finite = {{"n", 1, large}, {}},
+      .findings = some_findings(),
+      .quantized = {{"q", "nvfp4", 0.015625, 0.5}, {}},
+      .widened = {{"w", "F32", "BF16"}, {}},
+      .rounded = {{"r", "BF16", "F32"}},
+      .differences = {{"d", DifferenceKind::values, "f", "e", false, ErrorSize{0.5, 0.125}}, {}},
+      .bytes_read = large};
   expect_golden("verify_report.json", to_json(report));
   expect_golden("verify_report.txt", to_table(report));
   expect_golden("verify_report.defaults.json", to_json(VerifyReport{}));

@@ -15,6 +15,7 @@
 
 #include "kernels/cast.h"
 #include "kernels/forced_target.h"
+#include "kernels/gguf/block_scales.h"
 #include "kernels/gguf_reference.h"
 #include "kernels/golden_words.h"
 #include "kernels/number.h"
@@ -197,6 +198,27 @@ TEST(GgufTest, EveryNumberIsThatOfAPlainLoop) {
     ++formats;
   }
   EXPECT_EQ(formats, 25u);
+}
+
+TEST(GgufTest, BlocksWhoseScalesAreZeroDecodeToZeros) {
+  for (const BlockFormat format : all_formats()) {
+    const DecodeBlocks decoder = gguf_decoder(format, Dtype::f32, GgufMode::exact);
+    if (decoder == nullptr) continue;
+    const Bytes blocks = blocks_of(format);
+    const std::size_t size = layout(format).bytes;
+    std::size_t count = 0;
+    std::vector<float> values(layout(format).elements);
+    for (std::size_t at = 0; at < blocks.size(); at += size) {
+      if (!has_zero_scales(format, blocks.data() + at)) continue;
+      ++count;
+      decoder(blocks.data() + at, 1, reinterpret_cast<std::byte*>(values.data()));
+      EXPECT_EQ(std::ranges::count(values, 0.0f), std::ssize(values)) << text(format);
+    }
+    // The scales of 0 and -0. IQ1_M's scale is random.
+    const bool has_halves = !reference::half_places(format).empty();
+    if (format == BlockFormat::iq1_m) continue;
+    EXPECT_EQ(count, has_halves ? 2u : 0u) << text(format);
+  }
 }
 
 // ---- lengths, addresses, instruction sets

@@ -95,6 +95,10 @@ TEST(VerifyQuantized, TheSameEncodingIsComparedByBytes) {
   EXPECT_TRUE(compare(*one, *opened(folder, "two", quantized())).ok());
   const VerifyReport report = compare(*one, *opened(folder, "three", quantized({1.0f})));
   EXPECT_THAT(report.differences, ElementsAre(Field(&Difference::name, "a.weight_scale")));
+  // The error is that of the decoded values, not of the scales.
+  ASSERT_TRUE(report.differences[0].error);
+  EXPECT_NEAR(report.differences[0].error->largest, 127, 0.1);
+  EXPECT_THAT(report.differences[0].found, HasSubstr("; decoded values of 'a.weight': largest"));
   EXPECT_THAT(report.quantized, IsEmpty());
 }
 

@@ -1,5 +1,6 @@
 """Help, manual page and completions, all generated from the table of commands and options."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -21,6 +22,27 @@ def table(run) -> dict[str, list[str]]:
     assert options.keys() >= {"inspect", "plan", "load", "convert", "merge", "verify", "explain"}
     assert {"--rules", "--device-map", "--json"} <= set(options["plan"])
     return {"": LONG.findall(overview)} | options
+
+
+# Codes of conversions that users meet most often.
+CONCRETE = [
+    *(f"convert.{name}" for name in ["architecture", "decoded", "left_alone", "lossy", "metadata"]),
+    *(f"convert.{name}" for name in ["not_copied", "overflow", "readers", "requantized", "target"]),
+    *("convert.underflow", "convert.unread", "plan.options", "plan.quantize", "q.nan"),
+]
+
+
+def test_explanations_name_options_that_exist(run, table):
+    """The explanation of a common code has a cause, and a cure with an option of a command."""
+    rows = {row["code"]: row for row in json.loads(run("explain", "--json", status=0).stdout)}
+    known = {option for options in table.values() for option in options}
+    of_python = {"--converter"}  # of python -m loadstone convert
+    for row in rows.values():
+        named = set(re.findall(r"--[a-z][\w-]*", row["meaning"] + " " + row["advice"]))
+        assert named <= known | of_python, row
+    for code in CONCRETE:
+        meaning, advice = rows[code]["meaning"], rows[code]["advice"]
+        assert ("--" in advice or "loadstone " in advice) and len(meaning + advice) < 500, code
 
 
 def test_help_is_the_commands_own(run, table):

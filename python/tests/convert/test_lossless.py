@@ -106,6 +106,23 @@ def mxfp4(tmp_path: Path) -> Path:
     return tmp_path / "mxfp4.safetensors"
 
 
+def test_strict_accepts_a_conversion_that_must_be_lossless(tmp_path: Path, mxfp4: Path) -> None:
+    """Scales that may not fit do not cause a warning, because the conversion then fails."""
+    target = tmp_path / "out.safetensors"
+    words = ["convert", mxfp4, target, "--quantize", "nvfp4", "--strict"]
+    assert run(*words, "--exclude", "far").returncode == 3
+    near = {"exclude": "far", "quantize": "nvfp4", "require_lossless": True}
+    report = loadstone.convert(mxfp4, target, dry_run=True, **near)
+    (found,) = [each for each in report.findings if each.code == "convert.requantized"]
+    assert (found.severity, found.suggestion) == ("info", "")
+    assert ": exact where scales fit" in found.message
+    output(*words, "--exclude", "far", "--require-lossless", "--dry-run")
+    output(*words, "--exclude", "far", "--require-lossless")
+    done = run("convert", mxfp4, tmp_path / "b.safetensors", *words[3:], "--require-lossless")
+    assert done.returncode not in (0, 3)
+    assert "convert.lossy" in done.stderr
+
+
 def left(folder: Path) -> set[str]:
     return {each.name for each in folder.iterdir()} - {"mxfp4.safetensors"}
 

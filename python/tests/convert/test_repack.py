@@ -118,8 +118,19 @@ def test_a_scale_without_an_inverse_is_refused(style: str, tmp_path: Path) -> No
         loadstone.convert(stored, tmp_path / "out", style=other)
     assert caught.value.code == "convert.lossy"
     assert scales[0] in str(caught.value)
+    assert "(the nearest inverse changes them by about 1.2e-05 %)" in str(caught.value)
     assert not (tmp_path / "out").exists()
-    loadstone.convert(stored, tmp_path / "out", style=other, quantize="nvfp4")
+    report = loadstone.convert(stored, tmp_path / "out", style=other, quantize="nvfp4")
+    (found,) = [each for each in report.findings if each.code == "convert.requantized"]
+    size = "; the output stores the inverse of the global scale, and values change by about "
+    assert f"{size}1.2e-05 % if F32 has no exact inverse" in found.message
+    assert 1e-7 < report.requantized[0].largest_error < 1.5e-7
+    assert (
+        found.message
+        in run(
+            "convert", stored, tmp_path / "b", "--quantize", "nvfp4", "--style", other, "--dry-run"
+        ).stdout
+    )
 
 
 def test_what_a_style_does_not_hold_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@
 #include "catalog/conv1d.h"
 #include "codec/encode.h"
 #include "convert/choose/chooser.h"
+#include "convert/choose/partners.h"
 #include "convert/choose/quantize_config.h"
 #include "convert/choose/readers.h"
 #include "convert/experts.h"
@@ -310,6 +311,8 @@ Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max, R
                   "fused", "separate");
   }
   Choosing(options, chooser, choices, findings).run(recipes);
+  const bool is_of_diffusers = !string_member(config, "_class_name").empty();
+  if (!is_of_diffusers) report_mixed_partners(recipes, chooser, choices, findings);
   part_groups(recipes, choices);
   // `names` still contains stacks that were cut, but the recipes contain their experts instead.
   const std::vector<std::string> left = names_of(recipes);

@@ -147,6 +147,16 @@ std::string Chooser::group_of(const std::string& name) const {
   return {};
 }
 
+std::string Chooser::pattern_of(std::string_view group) {
+  const std::size_t colon = group.find(':');
+  const std::string_view prefix = group.substr(colon + 1);
+  const std::string_view module = prefix.substr(prefix.rfind('.') + 1);
+  const std::string_view whole = partner_patterns[std::stoul(std::string(group.substr(0, colon)))];
+  // The rest of the pattern begins with the dot that follows the first group.
+  return fmt::format("{}{}", is_digits(module) ? "" : R"(\b)" + re2::RE2::QuoteMeta(module),
+                     whole.substr(whole.find(R"()\.)") + 1));
+}
+
 // Format "none" excludes tensors. If its pattern finds no tensor, that is a warning, as for
 // --exclude.
 void Chooser::report_format(const Format& format, bool finds_name,

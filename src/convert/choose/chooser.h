@@ -58,6 +58,8 @@ class Chooser {
   // Returns a key that all tensors that share a scale have in common; empty if the tensor has its
   // own scale.
   [[nodiscard]] std::string group_of(const std::string& name) const;
+  // Returns a pattern that matches the tensors of a group, and of the same modules in other layers.
+  [[nodiscard]] static std::string pattern_of(std::string_view group);
   // Reports patterns without a match, and formats that no tensor gets. `names`: all candidate
   // tensors. `is_made`: returns true if a tensor gets the requested encoding.
   void report(const std::vector<std::string>& names,

@@ -16,6 +16,7 @@
 #include "convert/choose/choose.h"
 #include "convert/choose/chooser.h"
 #include "convert/choose/gguf_image.h"
+#include "convert/choose/gguf_language.h"
 #include "convert/choose/gguf_mix.h"
 #include "convert/kept_blocks.h"
 #include "formats/gguf_keys.h"
@@ -376,23 +377,14 @@ class BlockChooser {
 
   // Rejects a mix for a model that is neither a language model nor an image model.
   [[noreturn]] void refuse_mix(const Metadata& metadata) const {
-    const std::string* const architecture = find_text(metadata, gguf_architecture_key);
-    constexpr std::string_view needs =
-        "a mix of types needs an image model that ComfyUI-GGUF supports, or a language model with "
-        "llama.cpp's names";
-    const std::string cause =
-        architecture == nullptr
-            ? "the source does not specify general.architecture: set it with --arch NAME "
-              "(metadata={\"general.architecture\": NAME} in Python)"
-            : fmt::format(
-                  "general.architecture is '{0}', which is not such an image model, and the "
-                  "metadata has no number of layers: correct the architecture, or add the "
-                  "key '{0}.block_count' with --metadata FILE (metadata= in Python)",
-                  printable(*architecture, 80));
-    refuse_option("quantize", fmt::format("{}, but {} or, {}", needs, cause, own_converter),
-                  printable(usual_),
-                  fmt::format("a block format such as q8_0, or one of the architectures {}",
-                              image_architectures()));
+    refuse_option(
+        "quantize",
+        fmt::format("a mix of types needs an image model that ComfyUI-GGUF supports, or a language "
+                    "model with llama.cpp's names, but {}",
+                    lacking_for_mix(catalog_, metadata)),
+        printable(usual_),
+        fmt::format("a block format such as q8_0, or one of the architectures {}",
+                    image_architectures()));
   }
 
   // Warns if the rules of a mix apply to no tensor, because its names are not llama.cpp's.

@@ -16,11 +16,6 @@ namespace loadstone {
                                     Metadata& metadata, Recipes& recipes,
                                     std::vector<Finding>& findings);
 
-// Advice for a file that llama.cpp should read.
-inline constexpr const char* own_converter =
-    "for llama.cpp, use its own converter: `python -m loadstone convert --converter` (converter= "
-    "in Python)";
-
 // Erases the keys that name the importance matrix of the source's blocks, except those in `given`.
 void erase_importance(const Metadata& given, Metadata& metadata);
 

@@ -16,6 +16,7 @@
 #include "base/words.h"
 #include "convert/choose/gguf_choose.h"
 #include "convert/choose/gguf_image.h"
+#include "convert/choose/gguf_language.h"
 #include "convert/choose/gguf_mix.h"
 #include "convert/json_text.h"
 #include "convert/values.h"
@@ -36,15 +37,6 @@ constexpr const char* alignment_key = "general.alignment";
 bool is_gguf(const Catalog& catalog) noexcept {
   return std::ranges::any_of(catalog.shards(),
                              [](const Shard& shard) { return shard.format == FileFormat::gguf; });
-}
-
-// Returns true if at least one tensor has a name that llama.cpp uses: "blk.0.attn_q.weight".
-bool has_llama_cpp_names(const Catalog& catalog) {
-  return std::ranges::any_of(catalog.tensors(), [](const TensorInfo& tensor) {
-    const std::string_view name = tensor.name;
-    return is_token_embedding(name) || name.starts_with("blk.") ||
-           name.find(".blk.") != std::string_view::npos;
-  });
 }
 
 // Returns the largest number of dims of a tensor in the output.
@@ -152,20 +144,6 @@ void check_key_types(const Metadata& given) {
                  .found = type_name(item),
                  .expected = row->type_text()});
   }
-}
-
-// Returns the keys without which llama.cpp loads no model with a token embedding.
-std::vector<std::string> missing_tokenizer_keys(const Metadata& metadata) {
-  const std::string* const model = find_text(metadata, "tokenizer.ggml.model");
-  const bool has_vocabulary = model == nullptr || (*model != "none" && *model != "no_vocab");
-  std::vector<std::string> missing;
-  if (model == nullptr) missing.emplace_back("tokenizer.ggml.model");
-  const auto require = [&](const char* key) {
-    if (!metadata.contains(key)) missing.emplace_back(key);
-  };
-  if (has_vocabulary) require("tokenizer.ggml.tokens");
-  if (model != nullptr && *model == "gpt2") require("tokenizer.ggml.merges");
-  return missing;
 }
 
 class GgufContainer final : public Container {

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -150,9 +149,9 @@ void OutputSink::write(std::uint32_t target, std::size_t part, std::uint64_t off
 void OutputSink::compared(std::uint32_t target, const EncodingLoss& found) {
   EncodingLoss loss = found;
   const std::lock_guard lock(mutex_);
-  if (rounded_.contains(target)) {
+  if (loss.blocks > 0 && rounded_.contains(target)) {
     loss.exact_blocks = 0;
-    loss.largest_error = std::max(loss.largest_error, double{FLT_EPSILON});
+    loss.largest_error = std::max(loss.largest_error, inverse_error);
   }
   check_loss(conversion_, target, loss);
   if (receipts_ != nullptr) receipts_->note_loss(target, loss);

@@ -89,4 +89,14 @@ bool has_nonfinite_scale(BlockFormat format, const std::byte* block) noexcept {
   return false;
 }
 
+bool has_zero_scales(BlockFormat format, const std::byte* block) noexcept {
+  constexpr unsigned magnitude = 0x7fff;
+  if (format == BlockFormat::iq1_m) return (iq1_m_scale(block) & magnitude) == 0;
+  const std::array<int, 2> offsets = scale_rows[static_cast<std::size_t>(format)].halves;
+  const auto is_zero = [&](int offset) {
+    return offset < 0 || (load<std::uint16_t>(block + offset) & magnitude) == 0;
+  };
+  return offsets[0] >= 0 && is_zero(offsets[0]) && is_zero(offsets[1]);
+}
+
 }  // namespace loadstone

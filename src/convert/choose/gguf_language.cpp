@@ -1,0 +1,55 @@
+#include "convert/choose/gguf_language.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "base/text.h"
+#include "convert/choose/gguf_mix.h"
+#include "formats/gguf_keys.h"
+#include "formats/metadata.h"
+
+namespace loadstone {
+
+bool has_llama_cpp_names(const Catalog& catalog) {
+  return std::ranges::any_of(catalog.tensors(), [](const TensorInfo& tensor) {
+    const std::string_view name = tensor.name;
+    return is_token_embedding(name) || name.starts_with("blk.") ||
+           name.find(".blk.") != std::string_view::npos;
+  });
+}
+
+std::vector<std::string> missing_tokenizer_keys(const Metadata& metadata) {
+  const std::string* const model = find_text(metadata, "tokenizer.ggml.model");
+  const bool has_vocabulary = model == nullptr || (*model != "none" && *model != "no_vocab");
+  std::vector<std::string> missing;
+  if (model == nullptr) missing.emplace_back("tokenizer.ggml.model");
+  const auto require = [&](const char* key) {
+    if (!metadata.contains(key)) missing.emplace_back(key);
+  };
+  if (has_vocabulary) require("tokenizer.ggml.tokens");
+  if (model != nullptr && *model == "gpt2") require("tokenizer.ggml.merges");
+  return missing;
+}
+
+std::string lacking_for_mix(const Catalog& catalog, const Metadata& metadata) {
+  const std::string* const architecture = find_text(metadata, gguf_architecture_key);
+  const std::string name = architecture == nullptr ? "NAME" : printable(*architecture, 80);
+  const std::string cause =
+      architecture == nullptr
+          ? "the source does not specify general.architecture: set it with --arch NAME "
+            "(metadata={\"general.architecture\": NAME} in Python)"
+          : fmt::format("general.architecture is '{}', which is not such an image model", name);
+  std::vector<std::string> keys = missing_tokenizer_keys(metadata);
+  keys.insert(keys.begin(), name + ".block_count");
+  const std::string names = has_llama_cpp_names(catalog)
+                                ? ""
+                                : ", and llama.cpp's names of tensors (--rules; rules= in Python)";
+  return fmt::format(
+      "{}. A language model {}needs the metadata '{}' (--metadata FILE; metadata= in Python){}; {}",
+      cause, architecture == nullptr ? "also " : "", fmt::join(keys, "', '"), names, own_converter);
+}
+
+}  // namespace loadstone
