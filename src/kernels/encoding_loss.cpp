@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "kernels/gguf/block_scales.h"
+#include "kernels/gguf/nvfp4_blocks.h"
 #include "kernels/modelopt/scales.h"
 
 namespace loadstone {
@@ -164,19 +165,22 @@ std::uint64_t count_zeroed_blocks(const QuantizedLayout& form, std::uint64_t beg
                                   std::uint64_t end, const std::byte* numbers,
                                   std::span<std::byte* const> parts) noexcept {
   const bool is_gguf = form.kind == QuantizeKind::gguf_blocks;
-  if (!is_gguf && form.kind != QuantizeKind::nvfp4) return 0;
-  const std::uint64_t step = is_gguf ? layout(form.block).bytes : scaled::nvfp4_block / 2;
+  const bool is_nvfp4_gguf = form.kind == QuantizeKind::nvfp4_gguf;
+  if (!is_gguf && !is_nvfp4_gguf && form.kind != QuantizeKind::nvfp4) return 0;
+  const std::uint64_t step = is_gguf ? layout(form.block).bytes : nvfp4_code_bytes;
   const bool is_f32 = form.dtype == Dtype::f32;
-  const std::byte* codes = parts.front();
+  std::uint64_t index = 0;
   std::uint64_t count = 0;
   visit_blocks(form, begin, end, [&](const Part& block) {
+    const std::byte* const codes =
+        is_nvfp4_gguf ? codes_of_gguf_nvfp4(parts.front(), index) : parts.front() + index * step;
+    ++index;
     if (is_gguf ? has_zero_scales(form.block, codes) : has_zero_codes(codes)) {
       const std::byte* const from = numbers + block.begin * (is_f32 ? 4 : 2);
       const bool had_values = is_f32 ? has_nonzero<std::uint32_t>(from, block.columns)
                                      : has_nonzero<std::uint16_t>(from, block.columns);
       count += had_values ? 1 : 0;
     }
-    codes += step;
   });
   return count;
 }

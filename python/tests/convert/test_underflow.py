@@ -15,7 +15,16 @@ import loadstone
 NAMES = [f"model.layers.{layer}.mlp.down_proj.weight" for layer in range(3)]
 TINY = 2.0**-40
 ROWS, COLUMNS = 8, 256
-BLOCKS = {"nvfp4": 16, "q4_0": 32, "q8_0": 32, "q5_1": 32, "q4_k": 256, "q6_k": 256, "iq4_nl": 32}
+BLOCKS = {
+    "nvfp4": 16,
+    "nvfp4-gguf": 16,
+    "q4_0": 32,
+    "q8_0": 32,
+    "q5_1": 32,
+    "q4_k": 256,
+    "q6_k": 256,
+    "iq4_nl": 32,
+}
 
 
 def weights(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
