@@ -297,7 +297,9 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   if (!conversion.one_file) {
     // An interrupted run may have linked files of the target into the work folder. The target may
     // have been restored only now, so look at it again.
-    require_own_files(disk, conversion, look_at_target(conversion, target, disk), work.files());
+    const TargetPlace now = look_at_target(conversion, target, disk);
+    require_replaceable(conversion, now, run, disk);
+    require_own_files(disk, conversion, now, work.files());
   }
   const auto left = [&] { return files_left(conversion, work, run, files, output, report); };
   FilesLeft wanted = {.files = std::vector<bool>(conversion.files.size(), false)};

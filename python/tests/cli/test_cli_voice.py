@@ -64,6 +64,14 @@ def test_memory_of_a_conversion(run, small, tmp_path):
     assert re.search(r"memory .*planned peak .*; process used .* at its peak", text)
 
 
+def test_a_run_prints_the_memory_of_its_plan(run, small, tmp_path):
+    words = ["convert", small, tmp_path / "out", "--dtype", "bf16", "--receipt", "sha256"]
+    plan = run(*words, "--dry-run", status=0).stdout
+    text = run(*words, status=0).stdout
+    [planned] = re.findall(r"([\d.]+ \w+) of memory at most", plan)
+    assert f"planned peak {planned};" in text
+
+
 # ---- colours
 
 
