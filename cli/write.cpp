@@ -318,9 +318,7 @@ int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const Conver
   const std::uint64_t anonymous = std::max(watch.anonymous_bytes_peak(), memory.anonymous_bytes);
   if (!json) print_warnings(found_since(conversion.plan.findings, report.findings));
   print_report(
-      [&](const TextStyle&) {
-        return conversion_text(conversion, report, run, memory, anonymous);
-      },
+      [&](const TextStyle&) { return conversion_text(conversion, report, run, memory, anonymous); },
       json ? conversion_json(report, memory, anonymous) : std::string());
   return 0;
 }

@@ -55,14 +55,14 @@ std::optional<Finding> partial(const Names& names, const Known& known, std::stri
     if (is_wanted && wanted.size() < prefix_names_max) wanted.emplace_back(name);
   }
   if (wanted.empty()) return std::nullopt;
-  return Finding{.severity = Severity::warning,
-                 .code = "plan.prefix",
-                 .sources = std::move(wanted),
-                 .message = fmt::format("only {} of {} names of the checkpoint begin with '{}', so "
-                                        "loadstone does not remove this prefix",
-                                        count, names.size(), printable(prefix)),
-                 .suggestion = "to remove the prefix, pass the rules " +
-                               prefix_rule_json(prefix, "")};
+  return Finding{
+      .severity = Severity::warning,
+      .code = "plan.prefix",
+      .sources = std::move(wanted),
+      .message = fmt::format("only {} of {} names of the checkpoint begin with '{}', so "
+                             "loadstone does not remove this prefix",
+                             count, names.size(), printable(prefix)),
+      .suggestion = "to remove the prefix, pass the rules " + prefix_rule_json(prefix, "")};
 }
 
 }  // namespace

@@ -59,10 +59,10 @@ std::optional<Finding> prefix_differs(std::size_t count, VerifyReport& report) {
   return Finding{
       .severity = Severity::warning,
       .code = "verify.names",
-      .message = fmt::format("{} of {} names differ only by a prefix ('{}' in the first checkpoint "
-                             "is '{}' in the second), so their values were not compared",
-                             missing.size(), count, printable(missing.front()),
-                             printable(others.front())),
+      .message =
+          fmt::format("{} of {} names differ only by a prefix ('{}' in the first checkpoint "
+                      "is '{}' in the second), so their values were not compared",
+                      missing.size(), count, printable(missing.front()), printable(others.front())),
       .suggestion = fmt::format("to compare them, pass the rules {} (--rules FILE, rules= in "
                                 "Python)",
                                 prefix_rule_json(prefix->first, prefix->second))};

@@ -297,10 +297,9 @@ TEST_F(Finished, FilesAreReplacedOneAtATime) {
   EXPECT_EQ(run(fewer, resume), 0u);
   // Without a record, the files need --overwrite.
   fs::remove(folder / record);
-  const auto error = error_of([&] { run({}); });
-  ASSERT_TRUE(error.has_value());
-  EXPECT_EQ(error->code(), "convert.target");
-  EXPECT_THAT(error->what(), HasSubstr("--overwrite"));
+  const auto findings = check_target(plan(options()), target);
+  EXPECT_EQ(findings.at(0).code, "convert.target");
+  EXPECT_THAT(findings.at(0).suggestion, HasSubstr("--overwrite"));
   EXPECT_EQ(code_of([&] { run({.overwrite = true}); }), "");
   EXPECT_THAT(hidden(), ElementsAre(record));
 }

@@ -165,9 +165,8 @@ TEST_F(Target, WhatIsNoFileAndNoFolderIsLeftAlone) {
   EXPECT_EQ(code(folder / "file"), "convert.target");
   EXPECT_EQ(code(folder / "file/out.safetensors"), "io.not_found");
   const std::string none = folder / "none of 'these'";
-  const auto error = error_of([&] {
-    convert(make_conversion(open_checkpoint(source)), none + "/deep/out.safetensors");
-  });
+  const auto error = error_of(
+      [&] { convert(make_conversion(open_checkpoint(source)), none + "/deep/out.safetensors"); });
   ASSERT_TRUE(error.has_value());
   EXPECT_EQ(error->code(), "io.not_found");
   const std::string command = error->message().substr(error->message().find("mkdir"));
@@ -208,11 +207,11 @@ TEST_F(Target, TheWorkingFolderIsNotExchanged) {
 }
 
 TEST_F(Target, FilesOfADifferentSplitAreReplaced) {
-  const std::string plain = folder.write(
-      "plain.safetensors",
-      safetensors_bytes({{"a.weight", "F32", {100, 2}, std::string(800, '\0')},
-                         {"b.weight", "F32", {100, 2}, std::string(800, '\1')},
-                         {"c.weight", "F32", {100, 2}, std::string(800, '\2')}}));
+  const std::string plain =
+      folder.write("plain.safetensors",
+                   safetensors_bytes({{"a.weight", "F32", {100, 2}, std::string(800, '\0')},
+                                      {"b.weight", "F32", {100, 2}, std::string(800, '\1')},
+                                      {"c.weight", "F32", {100, 2}, std::string(800, '\2')}}));
   ConvertOptions options = {.format = FileFormat::gguf,
                             .metadata = {{"general.architecture", {.value = "llama"}}},
                             .one_file = false,
@@ -234,10 +233,10 @@ TEST_F(Target, FilesOfADifferentSplitAreReplaced) {
     EXPECT_THAT(findings[0].message, HasSubstr(name));
   }
   convert(conversion, target);
-  EXPECT_THAT(names_in(folder / "out"),
-              ElementsAre(".loadstone-x.gguf.done", "x-00001-of-00003.gguf",
-                          "x-00002-of-00003.gguf", "x-00003-of-00003.gguf",
-                          "y-00001-of-00002.gguf"));
+  EXPECT_THAT(
+      names_in(folder / "out"),
+      ElementsAre(".loadstone-x.gguf.done", "x-00001-of-00003.gguf", "x-00002-of-00003.gguf",
+                  "x-00003-of-00003.gguf", "y-00001-of-00002.gguf"));
   // Files of the source in the same folder are not replaced.
   const std::string first = folder / "out/x-00001-of-00003.gguf";
   const auto again = make_conversion(open_checkpoint(first), options);

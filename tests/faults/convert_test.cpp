@@ -290,8 +290,8 @@ TEST_P(ConvertFaults, AKillAtEveryCall) {
 }
 
 std::string name_of(const ::testing::TestParamInfo<Place>& place) {
-  const char* const names[] = {"NewFile",     "OlderFile",       "NewFolder",
-                               "OlderFolder", "OlderNoExchange", "LinkedFolder", "OlderLinked"};
+  const char* const names[] = {"NewFile",         "OlderFile",    "NewFolder",  "OlderFolder",
+                               "OlderNoExchange", "LinkedFolder", "OlderLinked"};
   return names[static_cast<int>(place.param)];
 }
 

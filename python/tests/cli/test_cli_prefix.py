@@ -50,7 +50,9 @@ def test_prefixes(
 
 def test_verify_names_the_rules_for_a_prefix(run: Any, tmp_path: Path) -> None:
     values = {f"layers.{i}": torch.arange(2.0) + i for i in range(40)}
-    save_file({f"model.{name}": value for name, value in values.items()}, tmp_path / "a.safetensors")
+    save_file(
+        {f"model.{name}": value for name, value in values.items()}, tmp_path / "a.safetensors"
+    )
     save_file(values, tmp_path / "b.safetensors")
     a, b, rules = tmp_path / "a.safetensors", tmp_path / "b.safetensors", tmp_path / "rules.json"
     for first, second in ((a, b), (b, a)):

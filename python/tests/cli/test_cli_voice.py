@@ -65,7 +65,7 @@ def test_memory_of_a_conversion(run, small, tmp_path):
 
 
 def test_a_run_prints_the_memory_of_its_plan(run, small, tmp_path):
-    words = ["convert", small, tmp_path / "out", "--dtype", "bf16", "--receipt", "sha256"]
+    words = ["convert", small, tmp_path / "out", "--dtype", "bf16", "--receipt", "sha256-tree"]
     plan = run(*words, "--dry-run", status=0).stdout
     text = run(*words, status=0).stdout
     [planned] = re.findall(r"([\d.]+ \w+) of memory at most", plan)

@@ -425,7 +425,8 @@ def test_retries_are_printed_once_per_interval(model: Path, tmp_path: Path, form
         assert len(lines) == 1
         if form == "json":
             retry = json.loads(lines[0])["retry"]
-            assert retry == {"path": url, "reason": "status 503", "wait_seconds": 0.25, "retries": 1}
+            assert 0 < retry.pop("wait_seconds") <= 0.25
+            assert retry == {"path": url, "reason": "status 503", "retries": 1}
         else:
             assert lines[0].startswith(f"loadstone: retry: '{url}' failed (status 503)")
         server.faults = [Fault("status", times=3)]

@@ -115,8 +115,8 @@ class Commit {
          [this] { storage_.remove_folder(work_.older()); });
     std::vector<std::string> names = place_.older;
     const std::string_view suffix = container_of(conversion_.format).suffix();
-    std::ranges::stable_partition(
-        names, [&](const std::string& name) { return !name.ends_with(suffix); });
+    std::ranges::stable_partition(names,
+                                  [&](const std::string& name) { return !name.ends_with(suffix); });
     for (const std::string& name : names) {
       const std::string from = place_.path + "/" + name;
       const std::string to = work_.older() + "/" + name;

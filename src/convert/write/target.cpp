@@ -304,8 +304,7 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
   check_name(conversion, target);
   TargetPlace place = place_of(conversion, target, storage);
   if (conversion.is_split) return look_at_split(storage, conversion, std::move(place));
-  for_each_source(conversion,
-                  [&](const Catalog& each) { check_not_source(storage, each, place); });
+  for_each_source(conversion, [&](const Catalog& each) { check_not_source(storage, each, place); });
   if (conversion.one_file) check_parent(storage, conversion, place);
   const auto status = storage.status(place.path);
   place.exists = status.has_value();
