@@ -302,7 +302,7 @@ void WorkFolder::recover_old() {
 }
 
 // After an interrupted run, moves the files of an older output back into the target or, if the new
-// output is complete, removes them. Returns false if there are none.
+// output is complete, removes them. Returns false without such files.
 bool WorkFolder::recover_older() {
   if (!is_plain_folder(storage_, older_)) return false;
   if (is_committed(place_, storage_)) {
