@@ -87,9 +87,8 @@ std::string conversion_json(const ConvertReport& report, const ProcessMemory& me
   return joined(std::move(json), to_json(report));
 }
 
-// `repacked`: number of tensors whose codes are kept.
-std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
-                            std::size_t repacked, const ProcessMemory& memory,
+std::string conversion_text(const Conversion& conversion, const ConvertReport& report,
+                            const ConvertRun& run, const ProcessMemory& memory,
                             std::uint64_t anonymous_bytes_peak) {
   const auto with_code = [&](const char* code) {
     const auto found = std::ranges::find(report.findings, code, &Finding::code);
@@ -112,8 +111,8 @@ std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
   if (const Finding* const replaced = with_code("convert.replaced"); replaced && !run.part) {
     text += "\nreplaced  " + counted(replaced->sources.size(), "file");
   }
-  if (repacked > 0) {
-    text += fmt::format("\nrepacked  {} without a change of values", counted(repacked, "tensor"));
+  if (const std::size_t count = conversion.repacked.size(); count > 0) {
+    text += fmt::format("\nrepacked  {} without a change of values", counted(count, "tensor"));
   }
   for (const Finding& each : report.findings) {
     if (each.code == "convert.decoded") text += "\nencoding  " + each.message;
@@ -126,7 +125,7 @@ std::string conversion_text(const ConvertReport& report, const ConvertRun& run,
     text += fmt::format(", of which {:.3f} s to sync the files to the disk", report.sync_seconds);
   }
   return text + '\n' + to_text(report.requantized) +
-         memory_text(report.peak_bytes, memory, anonymous_bytes_peak);
+         memory_text(conversion.peak_bytes, memory, anonymous_bytes_peak);
 }
 
 // Returns true if finished shards are kept, or if this is unknown.
@@ -319,9 +318,7 @@ int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const Conver
   const std::uint64_t anonymous = std::max(watch.anonymous_bytes_peak(), memory.anonymous_bytes);
   if (!json) print_warnings(found_since(conversion.plan.findings, report.findings));
   print_report(
-      [&](const TextStyle&) {
-        return conversion_text(report, run, conversion.repacked.size(), memory, anonymous);
-      },
+      [&](const TextStyle&) { return conversion_text(conversion, report, run, memory, anonymous); },
       json ? conversion_json(report, memory, anonymous) : std::string());
   return 0;
 }

@@ -156,6 +156,8 @@ class FolderSearch {
     }
   }
 
+  [[nodiscard]] bool is_empty() const noexcept { return names_.empty(); }
+
   CheckpointFiles find() {
     take();
     note_preferred(diffusion_order);
@@ -390,6 +392,29 @@ CheckpointFiles locate_file(std::string folder, const std::string& name) {
   return files;
 }
 
+bool is_checkpoint_name(std::string_view name) {
+  return name.ends_with(safetensors_suffix) || name.ends_with(gguf_suffix) || is_torch_name(name) ||
+         is_index_name(name) || is_torch_index_name(name);
+}
+
+// Finds the checkpoint of a remote file or folder. If a web server has no file of this name, but
+// has a checkpoint below it, the path is that of a folder.
+CheckpointFiles locate_remote(Storage& storage, const std::string& path) {
+  try {
+    const RemotePlace place = find_remote(storage, path);
+    if (place.file.empty()) return FolderSearch(storage, place.folder).find();
+    return locate_file(place.folder, place.file);
+  } catch (const Error& error) {
+    const bool may_be_folder = error.code() == "io.not_found" && is_http(path) &&
+                               path.find_first_of("?#") == std::string::npos &&
+                               !path.ends_with('/') && !is_checkpoint_name(path);
+    if (!may_be_folder) throw;
+    FolderSearch search(storage, path);
+    if (search.is_empty()) throw;
+    return search.find();
+  }
+}
+
 }  // namespace
 
 void report_ignored(CheckpointFiles files, const std::vector<std::string>& shards,
@@ -419,11 +444,7 @@ void report_ignored(CheckpointFiles files, const std::vector<std::string>& shard
 }
 
 CheckpointFiles locate_checkpoint(Storage& storage, const std::string& path) {
-  if (is_remote(path)) {
-    const RemotePlace place = find_remote(storage, path);
-    if (place.file.empty()) return FolderSearch(storage, place.folder).find();
-    return locate_file(place.folder, place.file);
-  }
+  if (is_remote(path)) return locate_remote(storage, path);
   EntryKind kind = EntryKind::other;
   try {
     kind = storage.kind(path);

@@ -290,7 +290,9 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   if (!conversion.one_file) {
     // An interrupted run may have linked files of the target into the work folder. The target may
     // have been restored only now, so look at it again.
-    require_own_files(disk, conversion, look_at_target(conversion, target, disk), work.files());
+    const TargetPlace now = look_at_target(conversion, target, disk);
+    require_replaceable(conversion, now, run, disk);
+    require_own_files(disk, conversion, now, work.files());
   }
   Losses losses;
   const auto left = [&] {

@@ -45,14 +45,6 @@ std::vector<std::string> common_prefixes(const Names& names, const Names& prefix
   }
 }
 
-std::string prefix_advice(std::string_view prefix) {
-  JsonWriter json;
-  json.begin_object();
-  json.member(prefix, "");
-  json.end_object();
-  return fmt::format("to remove the prefix, pass the rules {}", json.take());
-}
-
 std::optional<Finding> partial(const Names& names, const Known& known, std::string_view prefix) {
   std::size_t count = 0;
   std::vector<std::string> wanted;
@@ -63,13 +55,14 @@ std::optional<Finding> partial(const Names& names, const Known& known, std::stri
     if (is_wanted && wanted.size() < prefix_names_max) wanted.emplace_back(name);
   }
   if (wanted.empty()) return std::nullopt;
-  return Finding{.severity = Severity::warning,
-                 .code = "plan.prefix",
-                 .sources = std::move(wanted),
-                 .message = fmt::format("only {} of {} names of the checkpoint begin with '{}', so "
-                                        "loadstone does not remove this prefix",
-                                        count, names.size(), printable(prefix)),
-                 .suggestion = prefix_advice(prefix)};
+  return Finding{
+      .severity = Severity::warning,
+      .code = "plan.prefix",
+      .sources = std::move(wanted),
+      .message = fmt::format("only {} of {} names of the checkpoint begin with '{}', so "
+                             "loadstone does not remove this prefix",
+                             count, names.size(), printable(prefix)),
+      .suggestion = "to remove the prefix, pass the rules " + prefix_rule_json(prefix, "")};
 }
 
 }  // namespace
@@ -78,6 +71,14 @@ Rule prefix_rule(std::string_view prefix, std::string_view replacement) {
   return {.op = RuleOp::rename,
           .sources = {re2::RE2::QuoteMeta(piece(prefix)) + "(.*)"},
           .targets = {Template::quoted(replacement) + "$1"}};
+}
+
+std::string prefix_rule_json(std::string_view prefix, std::string_view replacement) {
+  JsonWriter json;
+  json.begin_object();
+  json.member(prefix, replacement);
+  json.end_object();
+  return json.take();
 }
 
 Stripping strip_prefix(const Catalog& catalog, const Skeleton& skeleton,

@@ -15,6 +15,9 @@ namespace loadstone {
 // Returns the rule that replaces a literal prefix of names.
 [[nodiscard]] Rule prefix_rule(std::string_view prefix, std::string_view replacement);
 
+// Returns the same rule as JSON: {"PREFIX": "REPLACEMENT"}
+[[nodiscard]] std::string prefix_rule_json(std::string_view prefix, std::string_view replacement);
+
 struct Stripping {
   Rules rules;  // the given rules, and one for the common prefix if there is one
   std::vector<Finding> findings;

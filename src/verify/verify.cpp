@@ -23,6 +23,7 @@
 #include "verify/claim.h"
 #include "verify/element_reader.h"
 #include "verify/error_size.h"
+#include "verify/names.h"
 #include "verify/pairs.h"
 #include "verify/quantized.h"
 #include "verify/ranges.h"
@@ -191,25 +192,6 @@ Difference unexpected(const TensorInfo& tensor) {
 
 bool is_of_config(const Finding& finding) { return finding.code == "q.config"; }
 
-// Returns a warning if most tensors of the first checkpoint are missing and the second has others.
-std::optional<Finding> names_differ(const Catalog& first, const VerifyReport& report) {
-  const auto count = [&](DifferenceKind kind) {
-    return static_cast<std::size_t>(
-        std::ranges::count(report.differences, kind, &Difference::kind));
-  };
-  const std::size_t missing = count(DifferenceKind::missing);
-  if (2 * missing <= first.tensors().size() || count(DifferenceKind::unexpected) == 0) return {};
-  return Finding{
-      .severity = Severity::warning,
-      .code = "verify.names",
-      .message = fmt::format(
-          "{} of {} names of the first checkpoint are missing in the second; if 'loadstone "
-          "convert' renamed the tensors, pass its options to verify too: --rules FILE, or "
-          "--converter DIR "
-          "with `python -m loadstone verify`",
-          missing, first.tensors().size())};
-}
-
 // Reports the progress of one of several calls as a part of the whole.
 class PartOfWork final : public Observer {
  public:
@@ -347,7 +329,9 @@ static VerifyReport compared(const Catalog& first, const Catalog& second,
     if (pairs.covers_second(i) || first.find(tensor.name)) continue;
     report.differences.push_back(unexpected(tensor));
   }
-  if (auto finding = names_differ(first, report)) report.findings.push_back(*std::move(finding));
+  if (auto finding = names_differ(tensors.size(), report)) {
+    report.findings.push_back(*std::move(finding));
+  }
   report_pairs(pairs, first_shards, second_shards, jobs, report);
   measure_differences(pairs, first_shards, second_shards, jobs, report);
   jobs.run_one([&] {
@@ -443,6 +427,12 @@ static VerifyReport compared_with_conversion(const Conversion& conversion, const
     if (names.contains(tensor.name)) continue;
     report.differences.push_back(unexpected(tensor));
   }
+  // Without rules, the output should have the names of the source.
+  const bool are_sources = std::ranges::all_of(names, [&](std::string_view name) {
+    return conversion.plan.catalog->find(name).has_value();
+  });
+  auto finding = are_sources ? prefix_differs(names.size(), report) : std::nullopt;
+  if (finding) report.findings.push_back(*std::move(finding));
   shards.require_unchanged();
   return report;
 }

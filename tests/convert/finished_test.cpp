@@ -3,12 +3,15 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <map>
 #include <tuple>
 
 #include "loadstone/convert.h"
+#include "loadstone/verify.h"
 #include "support/errors.h"
+#include "support/faulty_files.h"
 #include "support/files.h"
 #include "support/samples.h"
 #include "support/watched_storage.h"
@@ -274,7 +277,51 @@ TEST_F(Finished, AFolderThatCannotBeReplacedIsComplete) {
   EXPECT_GT(run(resume), 0u);
   EXPECT_EQ(run(resume), 0u);
   EXPECT_NE(message("convert.complete"), "");
-  EXPECT_EQ(code_of([&] { run({}); }), "convert.target");
+  EXPECT_GT(run({}), 0u);
+  EXPECT_THAT(message("convert.replaced"), HasSubstr("of an earlier output"));
+}
+
+// A folder that cannot be exchanged gets the files of the new output, and loses those of the older
+// one.
+TEST_F(Finished, FilesAreReplacedOneAtATime) {
+  run({});
+  fs::create_directory(target + "/sub");
+  ConvertOptions two = options();
+  two.shard_bytes_max = 200'000;
+  const Conversion fewer = plan(two);
+  ASSERT_LT(fewer.files.size(), plan(options()).files.size());
+  EXPECT_GT(run(fewer, {}), 0u);
+  EXPECT_EQ(report.findings.front().sources.size(), plan(options()).files.size() + 1);
+  EXPECT_THAT(names_in(target), SizeIs(fewer.files.size() + 1 + 1));
+  EXPECT_TRUE(compare(*open_checkpoint(source), *open_checkpoint(target)).ok());
+  EXPECT_EQ(run(fewer, resume), 0u);
+  // Without a record, the files need --overwrite.
+  fs::remove(folder / record);
+  const auto findings = check_target(plan(options()), target);
+  EXPECT_EQ(findings.at(0).code, "convert.target");
+  EXPECT_THAT(findings.at(0).suggestion, HasSubstr("--overwrite"));
+  EXPECT_EQ(code_of([&] { run({.overwrite = true}); }), "");
+  EXPECT_THAT(hidden(), ElementsAre(record));
+}
+
+// A file that someone adds after a kill is not replaced by the older output.
+TEST_F(Finished, AFileInThePlaceOfAMovedOneStays) {
+  fs::create_directories(target + "/sub");
+  run({});
+  const std::string first = names_in(target).front();
+  bool is_dead = false;  // every call fails after the older files have been moved
+  FaultyFiles dying([&](const FileCall& call) -> FileFault {
+    is_dead = is_dead || (call.name == "link" && call.path == target + "/" + first);
+    return {.problem = is_dead ? EIO : 0};
+  });
+  EXPECT_EQ(code_of([&] { run({.storage = &dying}); }), "io.write");
+  EXPECT_FALSE(fs::exists(target + "/" + first));
+  folder.write("out/" + first, "mine");
+  EXPECT_EQ(code_of([&] { run({.overwrite = true}); }), "convert.target");
+  EXPECT_EQ(read_file(target + "/" + first), "mine");
+  fs::remove(target + "/" + first);
+  EXPECT_EQ(code_of([&] { run({}); }), "");
+  EXPECT_TRUE(compare(*open_checkpoint(source), *open_checkpoint(target)).ok());
 }
 
 TEST_F(Finished, ARecordThatCannotBeWrittenFailsNoRun) {

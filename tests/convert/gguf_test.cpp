@@ -383,11 +383,14 @@ TEST(ConvertGguf, SplitFilesAreLlamaCpps) {
   EXPECT_TRUE(read_file(elsewhere / "back.gguf") == read_file(elsewhere / "straight.gguf"));
 }
 
-TEST(ConvertGguf, SplitFilesNeverReplaceAndOneIsEnough) {
+TEST(ConvertGguf, SplitFilesReplaceOnlyAnEarlierOutputAndOneIsEnough) {
   const TemporaryFolder folder;
   const std::string source = folder.write("source.gguf", block_file());
   converted(source, folder / "out.gguf", split_options(42'000));
   const std::string first = read_file(folder / "out-00001-of-00002.gguf");
+  converted(source, folder / "out.gguf", split_options(42'000));
+  EXPECT_EQ(names_in(folder.path()).size(), 1u + 3u);  // with a record
+  std::filesystem::remove(folder / ".loadstone-out.gguf.done");
   EXPECT_EQ(code_of([&] { converted(source, folder / "out.gguf", split_options(1)); }),
             "convert.target");
   EXPECT_TRUE(read_file(folder / "out-00001-of-00002.gguf") == first);
@@ -395,7 +398,7 @@ TEST(ConvertGguf, SplitFilesNeverReplaceAndOneIsEnough) {
   large.stem = "small";
   const ConvertReport report = converted(source, folder / "small.gguf", large);
   EXPECT_THAT(report.outputs, ElementsAre(folder / "small.gguf"));
-  EXPECT_EQ(names_in(folder.path()).size(), 2u + 4u);  // with two records
+  EXPECT_EQ(names_in(folder.path()).size(), 2u + 3u);  // with one record
   ConvertOptions wrong = split_options(1);
   wrong.format = FileFormat::safetensors;
   EXPECT_EQ(code_of([&] { (void)make_conversion(open_checkpoint(source), wrong); }),

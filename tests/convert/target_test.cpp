@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 
 #include "loadstone/convert.h"
@@ -162,8 +163,107 @@ TEST_F(Target, WhatIsNoFileAndNoFolderIsLeftAlone) {
   EXPECT_EQ(code(folder / "folder.safetensors"), "convert.target");
   folder.write("file", "x");
   EXPECT_EQ(code(folder / "file"), "convert.target");
-  EXPECT_EQ(code(folder / "none/out.safetensors"), "io.not_found");
   EXPECT_EQ(code(folder / "file/out.safetensors"), "io.not_found");
+  const std::string none = folder / "none of 'these'";
+  const auto error = error_of(
+      [&] { convert(make_conversion(open_checkpoint(source)), none + "/deep/out.safetensors"); });
+  ASSERT_TRUE(error.has_value());
+  EXPECT_EQ(error->code(), "io.not_found");
+  const std::string command = error->message().substr(error->message().find("mkdir"));
+  EXPECT_EQ(std::system(command.c_str()), 0) << command;
+  EXPECT_EQ(code(none + "/deep/out.safetensors"), "");
+}
+
+// The record is next to the folder, with the name of the folder, however the caller writes it.
+TEST_F(Target, AFolderWithoutANameIsResolved) {
+  const fs::path before = fs::current_path();
+  for (const char* const text : {".", "./", "../out", "sub/..", "../out/."}) {
+    fs::create_directories(folder / "out/sub");
+    fs::current_path(folder / "out");
+    EXPECT_EQ(code(text), "") << text;
+    EXPECT_EQ(code(text), "") << text;  // replaces the files
+    fs::current_path(before);
+    EXPECT_TRUE(fs::exists(folder / ".loadstone-out.done")) << text;
+    EXPECT_THAT(names_in(folder / "out"), ElementsAre("model.safetensors", "sub")) << text;
+    EXPECT_EQ(code(folder / "out/."), "") << text;
+    fs::remove_all(folder / "out");
+    EXPECT_EQ(code(folder / "new/."), "");
+    EXPECT_THAT(names_in(folder / "new"), ElementsAre("model.safetensors"));
+    fs::remove_all(folder / "new");
+    fs::remove(folder / ".loadstone-new.done");
+    fs::remove(folder / ".loadstone-out.done");
+  }
+}
+
+// If the working folder of a shell were replaced, the shell would be in a removed folder.
+TEST_F(Target, TheWorkingFolderIsNotExchanged) {
+  const fs::path before = fs::current_path();
+  fs::create_directories(folder / "out");
+  fs::current_path(folder / "out");
+  EXPECT_EQ(code("."), "");
+  EXPECT_EQ(code(folder / "out"), "");
+  EXPECT_TRUE(fs::exists("model.safetensors"));
+  fs::current_path(before);
+}
+
+TEST_F(Target, FilesOfADifferentSplitAreReplaced) {
+  const std::string plain =
+      folder.write("plain.safetensors",
+                   safetensors_bytes({{"a.weight", "F32", {100, 2}, std::string(800, '\0')},
+                                      {"b.weight", "F32", {100, 2}, std::string(800, '\1')},
+                                      {"c.weight", "F32", {100, 2}, std::string(800, '\2')}}));
+  ConvertOptions options = {.format = FileFormat::gguf,
+                            .metadata = {{"general.architecture", {.value = "llama"}}},
+                            .one_file = false,
+                            .is_split = true,
+                            .stem = "x",
+                            .shard_bytes_max = 1900};
+  const std::string target = folder / "out/x.gguf";
+  fs::create_directories(folder / "out");
+  convert(make_conversion(open_checkpoint(plain), options), target);
+  const auto older = names_in(folder / "out");
+  folder.write("out/y-00001-of-00002.gguf", "of somebody");
+  options.shard_bytes_max = 900;
+  const auto conversion = make_conversion(open_checkpoint(plain), options);
+  const auto findings = check_target(conversion, target);
+  ASSERT_THAT(findings, SizeIs(1));
+  EXPECT_EQ(findings[0].code, "convert.replaced");
+  for (const std::string& name : older) {
+    if (!name.ends_with(".gguf")) continue;
+    EXPECT_THAT(findings[0].message, HasSubstr(name));
+  }
+  convert(conversion, target);
+  EXPECT_THAT(
+      names_in(folder / "out"),
+      ElementsAre(".loadstone-x.gguf.done", "x-00001-of-00003.gguf", "x-00002-of-00003.gguf",
+                  "x-00003-of-00003.gguf", "y-00001-of-00002.gguf"));
+  // Files of the source in the same folder are not replaced.
+  const std::string first = folder / "out/x-00001-of-00003.gguf";
+  const auto again = make_conversion(open_checkpoint(first), options);
+  EXPECT_EQ(code_of([&] { convert(again, target, {.overwrite = true}); }), "convert.target");
+}
+
+// A bind mount has the device number of its parent's file system.
+TEST_F(Target, AMountPointIsNotReplaced) {
+  fs::create_directories(folder / "real");
+  folder.write("real/notes.txt", "text");
+  fs::create_directories(folder / "out");
+  folder.write("out.safetensors", "x");
+  const auto bind = [&](const std::string& from, const std::string& to) {
+    return ::mount(from.c_str(), to.c_str(), nullptr, MS_BIND, nullptr) == 0;
+  };
+  if (!bind(folder / "real", folder / "out")) GTEST_SKIP() << "no permission to mount";
+  EXPECT_EQ(code(folder / "out"), "");
+  EXPECT_EQ(code(folder / "out"), "");  // replaces the files
+  EXPECT_THAT(names_in(folder / "real"), ElementsAre("model.safetensors", "notes.txt"));
+  ::umount((folder / "out").c_str());
+  ASSERT_TRUE(bind(folder / "real/notes.txt", folder / "out.safetensors"));
+  const auto error = error_of([&] {
+    convert(make_conversion(open_checkpoint(source)), folder / "out.safetensors",
+            {.overwrite = true});
+  });
+  ::umount((folder / "out.safetensors").c_str());
+  EXPECT_THAT(error.value().what(), HasSubstr("mount point"));
 }
 
 class Stopper final : public Observer {

@@ -398,6 +398,33 @@ TEST(Compare, NamesEachDifference) {
   EXPECT_THAT(to_table(report), HasSubstr("'gone'"));
 }
 
+// Names that differ only by a prefix are one finding, with the rules that map them.
+TEST(Compare, APrefixIsNamed) {
+  const auto tensors = [](const std::string& prefix) {
+    return std::vector<FileTensor>{{prefix + "layers.0.w", "U8", {2}, "ab"},
+                                   {prefix + "layers.1.w", "U8", {2}, "cd"},
+                                   {"head", "U8", {1}, "e"}};
+  };
+  const std::tuple<const char*, const char*, const char*> cases[] = {
+      {"model.", "", R"({"model.":""})"},
+      {"", "diffusion_model.", R"({"":"diffusion_model."})"},
+      {"model.", "diffusion_model.", R"({"model.":"diffusion_model."})"}};
+  for (const auto& [first, second, rules] : cases) {
+    const VerifyReport report = compared(tensors(first), tensors(second));
+    EXPECT_FALSE(report.ok());
+    EXPECT_THAT(report.differences, IsEmpty());
+    ASSERT_THAT(report.findings, SizeIs(1));
+    EXPECT_EQ(report.findings[0].code, "verify.names");
+    EXPECT_THAT(report.findings[0].suggestion, HasSubstr(rules));
+  }
+  // Control: one more tensor is missing, so the names differ by more than a prefix.
+  auto more = tensors("model.");
+  more.push_back({"model.layers.2.w", "U8", {2}, "ef"});
+  const VerifyReport report = compared(more, tensors(""));
+  EXPECT_THAT(report.differences, SizeIs(5));
+  EXPECT_THAT(report.findings[0].suggestion, IsEmpty());
+}
+
 TEST(Compare, SeesTheLastByteOfALargeTensor) {
   const std::string data = some_bytes((9u << 20) + 5);
   std::string other = data;

@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import loadstone
+
 
 @pytest.fixture
 def skeleton(tmp_path: Path) -> Path:
@@ -44,6 +46,27 @@ def test_prefixes(
     assert (done.returncode == 0) is works, done.stdout + done.stderr
     codes = {each["code"] for each in json.loads(done.stdout)["findings"]}
     assert ("plan.prefix" in codes) is (works or "b" in names)
+
+
+def test_verify_names_the_rules_for_a_prefix(run: Any, tmp_path: Path) -> None:
+    values = {f"layers.{i}": torch.arange(2.0) + i for i in range(40)}
+    save_file(
+        {f"model.{name}": value for name, value in values.items()}, tmp_path / "a.safetensors"
+    )
+    save_file(values, tmp_path / "b.safetensors")
+    a, b, rules = tmp_path / "a.safetensors", tmp_path / "b.safetensors", tmp_path / "rules.json"
+    for first, second in ((a, b), (b, a)):
+        for options in ((), ("--dtype", "f32")):
+            done = run("verify", first, second, *options, status=1)
+            assert done.stdout.count("[verify.names]") == 1 and "missing" not in done.stdout
+        rules.write_text(done.stdout.split("pass the rules ")[1].split(" (--rules")[0])
+        assert "not ok" not in run("verify", first, second, "--rules", rules, status=0).stdout
+        report = loadstone.verify(first, second)
+        assert not report.ok and not report.differences
+        assert loadstone.verify(first, second, rules=rules.read_text()).ok
+    save_file(dict(values, **{"layers.7": torch.ones(2)}), b)
+    rules.write_text('{"model.": ""}')
+    assert "'layers.7'" in run("verify", a, b, "--rules", rules, status=1).stdout  # control
 
 
 def test_rules_of_literal_prefixes(run: Any, skeleton: Path, tmp_path: Path) -> None:

@@ -64,6 +64,15 @@ def test_memory_of_a_conversion(run, small, tmp_path):
     assert re.search(r"memory .*planned peak .*; process used .* at its peak", text)
 
 
+def test_a_run_prints_the_memory_of_its_plan(run, write_safetensors, tmp_path):
+    source = write_safetensors(tmp_path / "m.safetensors", {"w": ("F32", [1000, 1000])})
+    words = ["convert", source, tmp_path / "out", "--threads", 16]  # uses less than it planned
+    plan = run(*words, "--dry-run", status=0).stdout
+    text = run(*words, status=0).stdout
+    [planned] = re.findall(r"([\d.]+ \w+) of memory at most", plan)
+    assert f"planned peak {planned};" in text
+
+
 # ---- colours
 
 

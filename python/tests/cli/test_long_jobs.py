@@ -409,7 +409,31 @@ def test_experts_that_a_mix_leaves_unquantized_are_a_finding(tmp_path: Path) -> 
     assert any(said in each.message for each in dry.findings)
 
 
-# ---- logs
+# ---- logs and retries
+
+
+@pytest.mark.parametrize("form", ["auto", "plain", "json"])
+def test_retries_are_printed_once_per_interval(model: Path, tmp_path: Path, form: str) -> None:
+    with contextlib.closing(Server()) as server:
+        server.add_folder(model)
+        server.faults = [Fault("status", times=3)]
+        url = server.url("/model.safetensors")
+        words = ["convert", url, tmp_path / "out", "--progress", form]
+        done = run(*words)
+        assert done.returncode == 0, done.stderr
+        lines = [line for line in done.stderr.splitlines() if "retry" in line]
+        assert len(lines) == 1
+        if form == "json":
+            retry = json.loads(lines[0])["retry"]
+            assert 0 < retry.pop("wait_seconds") <= 0.25
+            assert retry == {"path": url, "reason": "status 503", "retries": 1}
+        else:
+            assert lines[0].startswith(f"loadstone: retry: '{url}' failed (status 503)")
+        server.faults = [Fault("status", times=3)]
+        done = run(*words, "--progress-interval", 0)
+        assert sum("retry" in line for line in done.stderr.splitlines()) == 3
+        server.faults = [Fault("status", times=1)]
+        assert "retry" not in run("inspect", url, "--quiet").stderr  # control
 
 
 def test_the_log_has_a_line_for_each_retry(model: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -49,6 +50,46 @@ def test_a_replaced_output_is_reported(source: Path, target: Path, tmp_path: Pat
     assert len(finding.sources) == 5
     assert "replaced  5 files\n" in output(*words(source, target, "bf16"))
     assert "\nreplaced" not in output(*words(source, tmp_path / "new", "bf16"))
+
+
+def test_a_folder_with_subfolders_is_replaced_file_by_file(source: Path, target: Path) -> None:
+    (target / "sub").mkdir()
+    assert "replaced  5 files\n" in output(*words(source, target, "bf16"))
+    loadstone.convert(source, target)  # one shard instead of four, without an index
+    assert sorted(path.name for path in target.iterdir()) == ["model.safetensors", "sub"]
+    expected = loadstone.load_file(source / "model.safetensors")
+    found = loadstone.load_file(target)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    (target.parent / ".loadstone-out.done").unlink()
+    text = output(*words(source, target, "bf16"), status=2)
+    assert "to replace the files, add --overwrite" in text
+    with pytest.raises(loadstone.Error, match="no record shows"):
+        loadstone.convert(source, target)
+    loadstone.convert(source, target, overwrite=True)
+    output(*words(source, target, "bf16", "--overwrite"))
+
+
+def test_the_target_may_be_the_working_folder(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "out")
+    for _ in range(2):
+        output("convert", source, ".")
+        loadstone.convert(source, ".")
+        assert sorted(path.name for path in Path().iterdir()) == ["model.safetensors"]
+    assert (tmp_path / ".loadstone-out.done").is_file()
+
+
+def test_the_command_that_creates_the_targets_folder_is_named(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "a b" / "c" / "out"
+    with pytest.raises(loadstone.Error, match="the target's folder does not exist"):
+        loadstone.convert(source, target)
+    text = output("convert", source, target, status=4)
+    assert not (tmp_path / "a b").exists()
+    (command,) = re.findall(r"create it: (mkdir -p '.*') \[io.not_found\]", text)
+    subprocess.run(command, shell=True, check=True)
+    output("convert", source, target)
 
 
 @pytest.mark.parametrize(

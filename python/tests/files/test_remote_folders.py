@@ -51,6 +51,23 @@ def model(tmp_path_factory: pytest.TempPathFactory, served: Server) -> Path:
     return root
 
 
+def test_the_url_of_a_folder_may_lack_the_slash(server: Server, folder: Path) -> None:
+    expected = loadstone.load_file(folder / "one" / "model.safetensors")
+    assert same(loadstone.load_file(server.url("/dir")), expected)
+    # Many servers redirect to the URL with a slash, and answer with a page that lists the files.
+    listing = Answer(200, {}, b"<html></html>")
+    redirect = Answer(301, {"Location": "/dir/"}, b"")
+    server.route = lambda seen: {"/dir": redirect, "/dir/": listing}.get(seen.path)
+    assert same(loadstone.load_file(server.url("/dir")), expected)
+    assert run("inspect", server.url("/dir")).returncode == 0
+    # Control: neither a file nor a folder with a checkpoint, and a file name that is mistyped.
+    server.route = lambda _: None
+    for path in ("/none", "/dir/modell.safetensors"):
+        with pytest.raises(loadstone.Error, match="the host does not have this file"):
+            loadstone.open(server.url(path))
+    assert sum(seen.path.startswith("/dir/modell") for seen in server.seen) == 1
+
+
 @pytest.fixture(params=["https", "hf", "s3"])
 def remote(
     request: pytest.FixtureRequest,

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <iterator>
 #include <map>
 #include <set>
@@ -141,8 +140,8 @@ std::vector<SourceState> sources_of_source(const Conversion& conversion, Writabl
   std::set<std::string> paths;
   for (const Shard& shard : conversion.plan.catalog->shards()) {
     if (is_remote(shard.path)) continue;
-    paths.insert(record_path(shard.path));
-    paths.insert(record_path(std::filesystem::path(shard.path).parent_path().string()));
+    paths.insert(record_path(shard.path, storage));
+    paths.insert(record_path(parent_path(shard.path), storage));
   }
   std::vector<SourceState> sources;
   for (const std::string& path : paths) {
@@ -372,6 +371,12 @@ void tell_replaced(const Conversion& conversion, const std::string& difference,
                             .message = message + ": " + name_list(names)});
 }
 
+void require_replaceable(const Conversion& conversion, const TargetPlace& place,
+                         const ConvertRun& run, WritableStorage& storage) {
+  const auto kept = kept_model(conversion, place, storage);
+  if (kept && !run.overwrite) require_no_errors({*kept});
+}
+
 void prepare_record(const Conversion& conversion, const TargetPlace& place, const ConvertRun& run,
                     const std::string& files, WritableStorage& storage) {
   WorkState state = state_of(conversion, storage);
@@ -381,9 +386,20 @@ void prepare_record(const Conversion& conversion, const TargetPlace& place, cons
   storage.write_whole(path, path + std::string(unfinished_mark), to_json(state));
 }
 
+static std::optional<WorkState> committed_record(const TargetPlace& place,
+                                                 WritableStorage& storage) {
+  auto record = read_record(waiting_record(place), storage);
+  if (record && !lost_files(place, *record, storage).empty()) record.reset();
+  return record;
+}
+
+bool is_committed(const TargetPlace& place, WritableStorage& storage) {
+  return committed_record(place, storage).has_value();
+}
+
 void adopt_record(const TargetPlace& place, WritableStorage& storage) {
-  const auto record = read_record(waiting_record(place), storage);
-  if (!record || !lost_files(place, *record, storage).empty()) return;
+  const auto record = committed_record(place, storage);
+  if (!record) return;
   const std::string unfinished = place.record + ".unfinished";
   storage.remove(place.record);
   storage.remove(unfinished);  // of a killed process

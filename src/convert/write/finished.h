@@ -47,10 +47,16 @@ void tell_replaced(const Conversion& conversion, const std::string& difference,
 [[nodiscard]] std::optional<Finding> kept_model(const Conversion& conversion,
                                                 const TargetPlace& place, WritableStorage& storage);
 
+// Throws the error of kept_model(), unless the run overwrites.
+void require_replaceable(const Conversion& conversion, const TargetPlace& place,
+                         const ConvertRun& run, WritableStorage& storage);
+
 // Writes the record of an output that is about to be committed into the work folder. `files`: the
 // folder of the finished files, or the path of the single file.
 void prepare_record(const Conversion& conversion, const TargetPlace& place, const ConvertRun& run,
                     const std::string& files, WritableStorage& storage);
+// Returns true if the target contains all files of the record in the work folder.
+[[nodiscard]] bool is_committed(const TargetPlace& place, WritableStorage& storage);
 // Copies the record from the work folder to its place next to the target, if the output has been
 // committed.
 void adopt_record(const TargetPlace& place, WritableStorage& storage);

@@ -1,6 +1,7 @@
 
 #include "convert/write/output.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <exception>
 #include <set>
@@ -75,6 +76,7 @@ class Commit {
       sync_folder(place_.parent);
     } else {
       try {
+        move_older();
         name_files();
       } catch (...) {
         take_back();
@@ -82,6 +84,7 @@ class Commit {
       }
       sync_folders(conversion_, storage_, place_.path, clock_);
       sync_folder(place_.path);
+      work_.forget_older();
     }
   }
 
@@ -104,10 +107,27 @@ class Commit {
     }
   }
 
-  // Moves files into the target, whose other files stay. The index comes last, because only an
-  // index makes shards a complete model.
+  // Moves an older output out of the target, the index first, because without an index the shards
+  // are not a model.
+  void move_older() {
+    if (place_.older.empty()) return;
+    step([&] { return storage_.make_folder(work_.older()); },
+         [this] { storage_.remove_folder(work_.older()); });
+    std::vector<std::string> names = place_.older;
+    const std::string_view suffix = container_of(conversion_.format).suffix();
+    std::ranges::stable_partition(names,
+                                  [&](const std::string& name) { return !name.ends_with(suffix); });
+    for (const std::string& name : names) {
+      const std::string from = place_.path + "/" + name;
+      const std::string to = work_.older() + "/" + name;
+      rename(from, to, [=, this] { storage_.rename(to, from); });
+    }
+    sync_folder(work_.older());
+  }
+
+  // Moves files into the target, whose other files stay. The index or the last shard comes last,
+  // because it completes the model.
   void name_files() {
-    for (const OutputFile& file : conversion_.files) name_shard(file.name);
     for (const ExtraFile& extra : conversion_.extras) {
       for_each_folder(extra.name, [&](const std::string& name) {
         const std::string folder = place_.path + "/" + name;
@@ -116,9 +136,10 @@ class Commit {
       });
       name_companion(extra.name);
     }
-    if (!conversion_.index_name.empty()) name_shard(conversion_.index_name);
     const std::string receipt = receipt_name(conversion_, {});
     if (storage_.status(work_.files() + "/" + receipt)) name_companion(receipt);
+    for (const OutputFile& file : conversion_.files) name_shard(file.name);
+    if (!conversion_.index_name.empty()) name_shard(conversion_.index_name);
   }
 
   // Moves a companion file to its name. An undo step can restore an older file of this name.
@@ -335,8 +356,7 @@ std::vector<std::string> Output::commit(const std::string& target, const Convert
   const auto& receipt = run.receipt;
   // Other processes may have changed the target.
   const TargetPlace place = look_at_target(conversion_, target, storage_);
-  const auto kept = kept_model(conversion_, place, storage_);
-  if (kept && !run.overwrite) require_no_errors({*kept});
+  require_replaceable(conversion_, place, run, storage_);
   const auto prepare = [&](const std::string& files) {
     prepare_record(conversion_, place, run, files, storage_);
   };

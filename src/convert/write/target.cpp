@@ -8,7 +8,6 @@
 #include <string_view>
 #include <utility>
 
-#include "base/digest.h"
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "base/words.h"
@@ -27,16 +26,14 @@
 #include "loadstone/error.h"
 #include "plan/catalog_of.h"
 #include "storage/disk_space.h"
+#include "storage/file_status.h"
 #include "storage/new_file.h"
-#include "storage/remote_path.h"
 
 namespace loadstone {
 
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::string_view work_suffix = ".part";
 
 [[noreturn]] void refuse_target(const std::string& path, std::string message,
                                 std::string found = {}) {
@@ -48,23 +45,29 @@ bool is_inside(const fs::path& path, const fs::path& folder) {
   return !relative.empty() && *relative.begin() != ".." && relative != ".";
 }
 
-// Rejects a target that is a source, and a target whose change would change a source.
-void check_not_source(WritableStorage& storage, const Catalog& catalog, const TargetPlace& place) {
-  const fs::path target = storage.real_path(place.path);
-  const auto status = storage.status(place.path, true);
-  bool in_source_folder = false;
-  const auto require_another = [&](const std::string& path, const std::string& name) {
-    const auto source = storage.status(path, true);
+// Rejects a file to replace that is a file of the source.
+void require_another(WritableStorage& storage, const Catalog& catalog, const std::string& path) {
+  const auto status = storage.status(path, true);
+  const auto check = [&](const std::string& source_path, const std::string& name) {
+    const auto source = storage.status(source_path, true);
     if (status && source && same_file(*status, *source)) {
-      refuse_target(place.path, "the target is a file of the source", printable(name));
+      refuse_target(path, "the target is a file of the source", printable(name));
     }
   };
   for (std::uint32_t i = 0; i < catalog.shards().size(); ++i) {
-    const Shard& shard = catalog.shards()[i];
-    require_another(shard.path, shard.relative_path);
+    check(catalog.shards()[i].path, catalog.shards()[i].relative_path);
     if (const auto& assembly = catalog.assembly(i)) {
-      for (const Assembly::File& file : assembly->files) require_another(file.path, file.path);
+      for (const Assembly::File& file : assembly->files) check(file.path, file.path);
     }
+  }
+}
+
+// Rejects a target that is a source, and a target whose change would change a source.
+void check_not_source(WritableStorage& storage, const Catalog& catalog, const TargetPlace& place) {
+  require_another(storage, catalog, place.path);
+  const fs::path target = storage.real_path(place.path);
+  bool in_source_folder = false;
+  for (const Shard& shard : catalog.shards()) {
     const fs::path folder = fs::path(storage.real_path(shard.path)).parent_path();
     if (target == folder) refuse_target(place.path, "the target is the folder of the source");
     in_source_folder = in_source_folder || is_inside(target, folder);
@@ -76,25 +79,11 @@ void check_not_source(WritableStorage& storage, const Catalog& catalog, const Ta
   }
 }
 
-void check_sources(WritableStorage& storage, const Conversion& conversion,
-                   const TargetPlace& place) {
+template <typename Check>
+void for_each_source(const Conversion& conversion, const Check& check) {
   const Catalog& catalog = *conversion.plan.catalog;
-  if (catalog.checkpoints().empty()) check_not_source(storage, catalog, place);
-  for (const auto& each : catalog.checkpoints()) check_not_source(storage, *each, place);
-}
-
-// Returns the name of a hidden file or folder next to the target. It depends only on the target's
-// name, so that every run finds it.
-std::string hidden_name(const std::string& path, std::string_view suffix) {
-  constexpr std::size_t name_bytes_max = 255 - 16;
-  std::string name = fs::path(path).filename().string();
-  if (name.empty() || name == "." || name == "..") name = "folder";
-  if (name.size() > name_bytes_max) {
-    Digest digest;
-    digest.update(std::as_bytes(std::span(name)));
-    name = digest.hex();
-  }
-  return fmt::format(".loadstone-{}{}", name, suffix);
+  if (catalog.checkpoints().empty()) check(catalog);
+  for (const auto& each : catalog.checkpoints()) check(*each);
 }
 
 // Returns false for members of a config that do not affect values of tensors, or that are checked
@@ -239,6 +228,9 @@ void check_folder(WritableStorage& storage, TargetPlace& place, const Conversion
                     printable(name));
     }
     only_files = only_files && status && status->kind == EntryKind::file;
+    if (is_folder && container.is_output_name(name, conversion.stem)) {
+      refuse_target(place.path, "a folder has the name of a file of the output", printable(name));
+    }
     if (container.is_model_name(name) &&
         same_file(storage, place.path + "/" + name, finished + name)) {
       place.named.push_back(name);
@@ -259,15 +251,6 @@ void check_folder(WritableStorage& storage, TargetPlace& place, const Conversion
     place.others.push_back(name);
   }
   place.is_exchangeable = place.has_files && only_files && !place.is_fixed;
-  if (!place.older.empty() && !place.is_exchangeable) {
-    refuse_target(
-        place.path,
-        conversion.is_split
-            ? "files of this name already exist: remove them, or choose a different target"
-            : "the folder contains a model that cannot be replaced in one step: the folder is a "
-              "link, is on another disk, or contains subfolders",
-        printable(place.older.front()));
-  }
   tell_companions(conversion, place);
 }
 
@@ -292,33 +275,11 @@ static TargetPlace look_at_split(WritableStorage& storage, const Conversion& con
                                  TargetPlace place) {
   place.exists = place.is_fixed = place.has_files = true;
   check_folder(storage, place, conversion, place.work);
-  return place;
-}
-
-std::string record_path(const std::string& target) {
-  const std::string parent = fs::path(target).parent_path().string();
-  return (parent.empty() ? "." : parent) + "/" + hidden_name(target, ".done");
-}
-
-TargetPlace place_of(const Conversion& conversion, const std::string& target,
-                     WritableStorage& storage) {
-  require_local(target);
-  TargetPlace place;
-  place.path = target;
-  while (place.path.size() > 1 && place.path.ends_with('/')) place.path.pop_back();
-  if (place.path.empty() || place.path.find('\0') != std::string::npos) {
-    refuse_target(place.path, "the target has no name");
-  }
-  place.parent = fs::path(place.path).parent_path().string();
-  if (place.parent.empty()) place.parent = ".";
-  const auto parent = storage.status(place.parent, true);
-  if (!parent || parent->kind != EntryKind::folder) {
-    throw Error("io.not_found", "the target's folder does not exist", {.path = place.parent});
-  }
-  place.shown = place.path;
-  place.record = record_path(place.path);
-  place.work = place.parent + "/" + hidden_name(place.path, work_suffix);
-  if (conversion.is_split) place.path = place.parent;
+  for_each_source(conversion, [&](const Catalog& catalog) {
+    for (const std::string& name : place.older) {
+      require_another(storage, catalog, place.path + "/" + name);
+    }
+  });
   return place;
 }
 
@@ -343,7 +304,7 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
   check_name(conversion, target);
   TargetPlace place = place_of(conversion, target, storage);
   if (conversion.is_split) return look_at_split(storage, conversion, std::move(place));
-  check_sources(storage, conversion, place);
+  for_each_source(conversion, [&](const Catalog& each) { check_not_source(storage, each, place); });
   if (conversion.one_file) check_parent(storage, conversion, place);
   const auto status = storage.status(place.path);
   place.exists = status.has_value();
@@ -353,21 +314,26 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
   if (conversion.one_file && status->kind != EntryKind::file) {
     refuse_target(place.path, "a folder or another object already has this name");
   }
+  const bool is_mounted = is_mount_point(place.path);
+  if (conversion.one_file && is_mounted) {
+    refuse_target(place.path,
+                  "the target is a mount point, which the system cannot replace: mount its folder, "
+                  "or choose a different target");
+  }
   if (!conversion.one_file && !is_folder) {
     refuse_target(place.path, "a file or another object already has this name");
   }
   if (!conversion.one_file) {
     // A link to a folder and the root of a file system cannot be replaced, so files are moved into
-    // them.
-    place.is_fixed = status->kind == EntryKind::link ||
+    // them. If the working folder of this process were replaced, the caller's shell would be in a
+    // removed folder.
+    const FileStatus here = storage.status(".").value_or(FileStatus());
+    place.is_fixed = status->kind == EntryKind::link || is_mounted || same_file(here, *status) ||
                      status->identity.device !=
                          storage.status(place.parent, true).value_or(*status).identity.device;
     place.has_files = place.is_fixed;
-    const std::string inside = place.path + "/" + hidden_name(place.path, work_suffix);
-    check_folder(storage, place, conversion, inside);
-    // Files that are moved one at a time must be on the target's file system, so they wait inside
-    // it.
-    if (place.has_files && !place.is_exchangeable) place.work = inside;
+    check_folder(storage, place, conversion, work_inside(place));
+    if (place.has_files && !place.is_exchangeable) place.work = work_inside(place);
   }
   return place;
 }

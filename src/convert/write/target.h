@@ -30,7 +30,10 @@ struct TargetPlace {
 };
 
 // Returns the path of the file that records the conversion to a target, see finished.h.
-[[nodiscard]] std::string record_path(const std::string& target);
+[[nodiscard]] std::string record_path(const std::string& target, WritableStorage& storage);
+// Returns the work folder of a target whose files are replaced one at a time. The files wait inside
+// the target, because they must be on its file system.
+[[nodiscard]] std::string work_inside(const TargetPlace& place);
 // Returns the paths of the target, without looking at its files. Throws Error "convert.target" for
 // a name that no target can have, and "io.not_found" if the parent folder does not exist.
 [[nodiscard]] TargetPlace place_of(const Conversion& conversion, const std::string& target,

@@ -39,6 +39,10 @@ bool is_wanted(const Conversion& conversion, const std::vector<bool>& wanted,
   return false;
 }
 
+[[noreturn]] void refuse_leftovers(const std::string& path) {
+  throw Error("io.write", "the system cannot remove the files of the work folder", {.path = path});
+}
+
 }  // namespace
 
 std::uint64_t bytes_waiting(WritableStorage& storage, const Conversion& conversion,
@@ -102,11 +106,13 @@ WorkFolder::WorkFolder(const Conversion& conversion, const TargetPlace& place,
       exchange_(path_ + "/exchange"),
       files_(path_ + "/files"),
       old_(path_ + "/old"),
+      older_(path_ + "/older"),
       keeps_(!conversion.one_file && (run.resume || run.part || run.finish)) {
   if (run.finish && !is_plain_folder(storage_, path_)) refuse_nothing_done();
   locks_.take(run);
   try {
     recover_old();
+    if (recover_older()) place_ = look_at_target(conversion_, place_.shown, storage_);
     if (run.part) {
       open_part(*run.part);
     } else {
@@ -134,7 +140,7 @@ void WorkFolder::open_whole(const ConvertRun& run) {
   if (is_there && keeps_) return take_over(run.finish);
   if (run.finish) refuse_nothing_done();
   require_undivided(known_work_state(storage_, path_), path_);
-  check_named();
+  remove_named();
   begin();
 }
 
@@ -227,15 +233,10 @@ bool WorkFolder::all_are_named() const {
   return !place_.named.empty() && place_.named.size() == static_cast<std::size_t>(count);
 }
 
-// Checks shards that an interrupted run moved into a folder that cannot be exchanged. A complete
-// set is an output, so it is an error; an incomplete set is removed.
-void WorkFolder::check_named() {
-  if (place_.named.empty()) return;
-  if (all_are_named()) {
-    is_begun_ = true;
-    throw Error("convert.target", "the folder contains a model that cannot be replaced in one step",
-                {.path = place_.path, .found = printable(place_.named.front())});
-  }
+// Removes an incomplete set of shards that an interrupted run moved into a folder that cannot be
+// exchanged. A complete set is an output.
+void WorkFolder::remove_named() {
+  if (all_are_named()) return;
   for (const std::string& name : place_.named) storage_.remove(place_.path + "/" + name);
 }
 
@@ -298,6 +299,42 @@ void WorkFolder::recover_old() {
   } else if (!is_plain_folder(storage_, files_)) {
     storage_.rename(old_, files_);  // the target is already the new folder
   }
+}
+
+// After an interrupted run, moves the files of an older output back into the target or, if the new
+// output is complete, removes them. Returns false without such files.
+bool WorkFolder::recover_older() {
+  if (!is_plain_folder(storage_, older_)) return false;
+  if (is_committed(place_, storage_)) {
+    forget_older();
+  } else {
+    put_back_older();
+  }
+  if (!storage_.remove_folder(older_) && storage_.status(older_)) refuse_leftovers(older_);
+  return true;
+}
+
+void WorkFolder::put_back_older() {
+  for (const std::string& name : storage_.list(older_)) {
+    const std::string to = place_.path + "/" + name;
+    const std::string made = files_ + "/" + name;
+    if (storage_.status(to) && !same_file(storage_, to, made)) {
+      if (storage_.status(made)) {
+        throw Error("convert.target",
+                    "a new file has the name of a file that an interrupted run moved into its work "
+                    "folder: remove or rename the new file",
+                    {.path = to, .found = older_ + "/" + name});
+      }
+      storage_.rename(to, made);  // the file system has no links
+    }
+    storage_.rename(older_ + "/" + name, to);
+  }
+}
+
+void WorkFolder::forget_older() {
+  is_committed_ = true;
+  for (const std::string& name : storage_.list(older_)) storage_.remove(older_ + "/" + name);
+  storage_.remove_folder(older_);
 }
 
 bool WorkFolder::has_finished(std::uint32_t file) const {
@@ -426,8 +463,7 @@ void WorkFolder::empty_files(const WorkState& known) {
   if (storage_.remove_folder(files_) || !storage_.status(files_)) return;
   // A later run recognises the files and can remove them.
   if (!all_went || storage_.list(files_).empty()) {
-    throw Error("io.write", "the system cannot remove the files of the work folder",
-                {.path = files_});
+    refuse_leftovers(files_);
   }
   storage_.rename(files_, join_path(parent_path(path_), unique_part_name()));
 }
@@ -447,6 +483,8 @@ void WorkFolder::clear() {
 void WorkFolder::remove() noexcept {
   is_removed_ = true;
   try {
+    if (!is_committed_) static_cast<void>(recover_older());
+    if (storage_.status(older_)) return;  // the next run needs the record to recover these files
     clear();
     for (const std::string& name : storage_.list(path_)) {
       if (name.ends_with(".lock")) storage_.remove(path_ + "/" + name);

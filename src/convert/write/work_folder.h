@@ -13,6 +13,9 @@
 //                        exchange          exists while `files` and the target are exchanged
 //                        old/              the old target, for a moment, if the file system cannot
 //                                          exchange folders in one step
+//                        older/            the files of an older output, for a moment, if the
+//                        target
+//                                          is a folder whose files are replaced one at a time
 #pragma once
 
 #include <cstdint>
@@ -55,6 +58,7 @@ class WorkFolder {
 
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   [[nodiscard]] const std::string& files() const noexcept { return files_; }
+  [[nodiscard]] const std::string& older() const noexcept { return older_; }
   // Returns a unique path for a file that is being written.
   [[nodiscard]] std::string unfinished(const std::string& name) const;
   // Returns true if `files` contains the shard: a plain file with the expected size and header.
@@ -79,11 +83,15 @@ class WorkFolder {
   // folders, three renames with the old target in `old` for a moment. If it throws an Error,
   // nothing is changed.
   void exchange();
+  // Removes the files in `older` after the target is complete.
+  void forget_older();
   // Removes the folder after the target is complete. Sets unknown files aside.
   void remove() noexcept;
 
  private:
   void recover_old();
+  [[nodiscard]] bool recover_older();
+  void put_back_older();
   void divide_anew(std::uint32_t parts_before);
   void open_whole(const ConvertRun& run);
   void open_part(const ConvertPart& part);
@@ -94,7 +102,7 @@ class WorkFolder {
   void forget_exchange() noexcept;
   void put_back_old() noexcept;
   [[noreturn]] void refuse_nothing_done() const;
-  void check_named();
+  void remove_named();
   [[nodiscard]] bool all_are_named() const;
   [[nodiscard]] bool exchange_is_done();
   [[nodiscard]] std::string exchange_text() const;
@@ -108,7 +116,7 @@ class WorkFolder {
   void clear();
 
   const Conversion& conversion_;
-  const TargetPlace place_;
+  TargetPlace place_;
   WritableStorage& storage_;
   const std::string path_;
   WorkLocks locks_;
@@ -116,9 +124,11 @@ class WorkFolder {
   const std::string exchange_;
   const std::string files_;
   const std::string old_;
+  const std::string older_;
   const bool keeps_;       // true if finished shards are kept even if the run fails
   bool is_begun_ = false;  // true if this run created the contents
   bool is_removed_ = false;
+  bool is_committed_ = false;  // true if `older` must not be moved back
   WorkStage stage_ = WorkStage::begun;
   WorkState state_;
 };

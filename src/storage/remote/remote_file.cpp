@@ -351,6 +351,9 @@ std::string RemoteFile::redirect(const std::string& from, const std::string& loc
   std::string to = redirected_url(from, location);
   const std::string shown =
       to.empty() ? "a text that is not a URL" : printable(public_location(to), shown_bytes_max);
+  if (public_location(to) == public_location(from) + "/") {
+    fail("io.not_found", "the URL is that of a folder", shown, "a slash at the end of the URL");
+  }
   if (!is_http(to)) fail("io.redirect", "the host redirects to a URL other than https", shown);
   if (is_https(from) && !is_https(to)) {
     fail("io.redirect", "the host redirects from https to a connection without encryption", shown,
