@@ -35,6 +35,7 @@ from loadstone._adapters.transformers.from_pretrained_session import (
     unsupported,
 )
 from loadstone._base.keywords import refuse_misspelled
+from loadstone._base.machine import MODES
 from loadstone._base.torch_modes import construct, constructing, ordinary_tensors, wrap_always
 from loadstone._plan.options import NAMES
 from loadstone._plan.placement import expanded
@@ -114,6 +115,8 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         with suspended("transformers"):
             return original(cls, *args, **kwargs)
     with ordinary_tensors(), set_variable(CURRENT_SESSION, RELEASE.Session(options)) as session:
+        if kwargs.get("device_map") not in MODES:
+            session.max_memory = kwargs.get("max_memory")
         result = original(cls, *args, **kwargs)
         session.report_and_audit(result[0] if isinstance(result, tuple) else result)
     return result
