@@ -44,7 +44,7 @@ from loadstone._adapters.diffusers.quantizers import (
     quantized_sizes,
 )
 from loadstone._adapters.diffusers.recipes import ModelRequest, WrongConfigError, float32_modules
-from loadstone._adapters.diffusers.saving import save_with_values
+from loadstone._adapters.saving import save_with_values
 from loadstone._adapters.patch import Hook, Hooks, suspended, with_hooks, within, wrap_if_active
 from loadstone._adapters.quantized import is_decodable
 from loadstone._adapters.sites.diffusers import SITES

@@ -27,6 +27,7 @@ from loadstone._adapters.diffusers.pipeline_device_map import (
 )
 from loadstone._adapters.diffusers.recipes import is_inside
 from loadstone._adapters.patch import Hook, set_variable, wrap_if_active
+from loadstone._adapters.saving import save_offloaded_values
 from loadstone._adapters.sites import is_supported_or_warn
 from loadstone._adapters.sites.diffusers import SITES
 from loadstone._base.dtypes import torch_dtype
@@ -197,12 +198,14 @@ def _load_sub_model(original: Any, *args: Any, **kwargs: Any) -> Any:
         name = kwargs["name"]
         kwargs["device_map"] = device_map.components.get(name)
         kwargs["max_memory"], kwargs["offload_folder"] = None, device_map.folder_of(name)
-        return original(*args, **kwargs)
     model = original(*args, **kwargs)
-    if isinstance(kwargs.get("device_map"), dict) and isinstance(model, torch.nn.Module):
-        report = last_report(model)
-        if report is not None:  # diffusers moved the component after its load
-            accelerate_hooks().note_moved(model, report)
+    if not isinstance(model, torch.nn.Module):
+        return model
+    save_offloaded_values(model)
+    is_placed_later = device_map is None and isinstance(kwargs.get("device_map"), dict)
+    report = last_report(model) if is_placed_later else None
+    if report is not None:
+        accelerate_hooks().note_moved(model, report)
     return model
 
 

@@ -26,6 +26,7 @@ from loadstone._adapters.patch import (
     with_hooks,
     wrap_if_active,
 )
+from loadstone._adapters.saving import save_with_values
 from loadstone._adapters.sites.transformers import SITES
 from loadstone._adapters.transformers.from_pretrained_session import (
     CURRENT_SESSION,
@@ -62,6 +63,7 @@ _DISTRIBUTED_LOADS = ("tp_plan", "tp_size", "distributed_config", "device_mesh")
 @functools.cache
 def hooks() -> Hooks:
     loading = wrap_if_active("transformers", _from_pretrained)
+    saving = wrap_if_active("transformers", save_with_values)
     adding_adapter = wrap_if_active("transformers", _with_adapter)
     in_calls = hooks_in_calls(
         [
@@ -73,6 +75,7 @@ def hooks() -> Hooks:
     return Hooks(
         [
             Hook(PreTrainedModel, "from_pretrained", loading),
+            Hook(PreTrainedModel, "save_pretrained", saving),
             Hook(PeftAdapterMixin, "load_adapter", adding_adapter),
             Hook(PeftAdapterMixin, "add_adapter", adding_adapter),
             *in_calls,
