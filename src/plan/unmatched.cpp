@@ -95,11 +95,11 @@ bool Planner::report_lone_adapter() {
   const std::size_t missing = std::exchange(gaps_, {}).size();
   add({.severity = Severity::error,
        .code = "plan.missing",
-       .message = fmt::format("'{}' is a LoRA adapter, not a model: all its {} are of an adapter, "
-                              "and the model lacks {}",
-                              printable(catalog.shown_path()),
-                              counted(catalog.tensors().size(), "tensor"),
-                              counted(missing, "value")),
+       .message =
+           fmt::format("'{}' is a LoRA adapter, not a model: all its {} are of an adapter, "
+                       "and the model lacks {}",
+                       printable(catalog.shown_path()), counted(catalog.tensors().size(), "tensor"),
+                       counted(missing, "value")),
        .suggestion = "load the base model's checkpoint, with this adapter as lora= of loadstone's "
                      "functions (--lora)"});
   return true;

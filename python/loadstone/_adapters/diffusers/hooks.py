@@ -44,9 +44,9 @@ from loadstone._adapters.diffusers.quantizers import (
     quantized_sizes,
 )
 from loadstone._adapters.diffusers.recipes import ModelRequest, WrongConfigError, float32_modules
-from loadstone._adapters.saving import save_with_values
 from loadstone._adapters.patch import Hook, Hooks, suspended, with_hooks, within, wrap_if_active
 from loadstone._adapters.quantized import is_decodable
+from loadstone._adapters.saving import save_with_values
 from loadstone._adapters.sites.diffusers import SITES
 from loadstone._base.errors import FormatError, LoadError, PlanError, new_error
 from loadstone._base.machine import MODES

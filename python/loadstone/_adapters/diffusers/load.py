@@ -16,8 +16,8 @@ from loadstone._adapters.accelerate_hooks import check_offloaded_weights, withou
 from loadstone._adapters.diffusers.conversion import Conversion
 from loadstone._adapters.diffusers.local_configs import ConfigSources
 from loadstone._adapters.diffusers.recipes import ModelRequest, trace
-from loadstone._adapters.saving import save_offloaded_values
 from loadstone._adapters.patch import set_variable
+from loadstone._adapters.saving import save_offloaded_values
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.torch_modes import ordinary_tensors
 from loadstone._execute.execute import FilledValues

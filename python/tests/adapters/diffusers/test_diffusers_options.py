@@ -137,7 +137,7 @@ def test_limits_without_a_map(entry: str, is_patched: bool, request: pytest.Fixt
                 return CASE.cls.from_single_file(source[0], config=source[1], **limits)
             return CASE.cls.from_pretrained(source, **limits)
 
-    with pytest.raises(loadstone.PlanError, match="its limit is 1.0 kB") as caught:
+    with pytest.raises(loadstone.PlanError, match=r"its limit is 1\.0 kB") as caught:
         loaded(1000)
     assert caught.value.code == "plan.over_budget"
     assert loadstone.audit(loaded("1GiB")).ok

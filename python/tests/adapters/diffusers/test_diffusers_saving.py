@@ -132,4 +132,4 @@ def test_copies_pickles_and_lifetime(folder: Path, tmp_path: Path) -> None:
         gc.disable()
         gone = weakref.ref(model)
         del model
-        assert gone() is None  # the method is no reference cycle
+        assert gone() is None  # the method makes no reference cycle
