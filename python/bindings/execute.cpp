@@ -121,6 +121,7 @@ Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>&
   named.take("device", options.device);
   named.take("read_ahead_bytes", options.read_ahead_bytes);
   named.take("interleave", options.interleave);
+  named.take("own_offload_file", options.own_offload_file);
   // Address of an array with one byte per target.
   const auto begun = named.take<std::uintptr_t>("begun");
   options.begun = reinterpret_cast<std::uint8_t*>(begun);  // NOLINT

@@ -28,6 +28,7 @@ nb::dict index_of(const std::vector<OffloadEntry>& entries) {
 }  // namespace
 
 void bind_offload(nb::module_& module) {
+  nb::class_<FileLock>(module, "FileLock").def_prop_ro("path", &FileLock::path);
   nb::class_<OffloadFolder>(module, "OffloadFolder")
       .def("index", [](const OffloadFolder& self) { return index_of(self.entries()); })
       .def("value",
@@ -50,6 +51,7 @@ void bind_offload(nb::module_& module) {
            [](OffloadFolder& self, const std::string& name, std::string_view dtype,
               const Extents& shape) { self.retype(name, dtype_argument(dtype), Shape(shape)); })
       .def("tie", &OffloadFolder::tie, uses_files())
+      .def("lock_values", &OffloadFolder::lock_values, uses_files())
       .def("commit", &OffloadFolder::commit, uses_files())
       .def("abandon", &OffloadFolder::abandon, uses_files())
       .def_prop_ro("is_committed", &OffloadFolder::is_committed)

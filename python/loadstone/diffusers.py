@@ -66,7 +66,7 @@ def from_single_file(
             library's guess. A warning names the config.
         max_memory, offload_folder: options for a ``device_map``, which the library's function
             lacks: bytes or a size such as ``"6GiB"`` by device, and a folder, which is created.
-            ``max_memory`` needs a ``device_map``.
+            The ``max_memory`` of a pipeline needs a ``device_map``.
         lora, lora_ignore, tie: adapters that are merged into a model, see :func:`loadstone.plan`.
             For a pipeline, pass each model with its own adapters.
         progress, threads, receipt: see :meth:`loadstone.Plan.execute`.

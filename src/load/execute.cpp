@@ -176,7 +176,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
                        std::max<std::uint64_t>(options.chunk_bytes, element_bytes_max));
   const OpenShards shards =
       open_needed(plan, values, destinations, options.receipt.has_value(), &storage);
-  const auto offload = std::make_shared<OffloadFolder>(plan, storage);
+  const auto offload = std::make_shared<OffloadFolder>(plan, storage, options.own_offload_file);
   MemoryCount memory;
   MemorySink sink(plan, values, destinations, *offload, options, budget, memory);
   GroupList groups;

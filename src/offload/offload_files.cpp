@@ -78,6 +78,11 @@ bool is_offload_data_name(std::string_view name) noexcept {
   return !name.starts_with('.') && !run_of(name).empty();
 }
 
+std::string lock_file_of(const OffloadIndex& index, std::string_view file) {
+  if (!is_offload_data_name(file)) return {};
+  return *index.files.lower_bound(fmt::format("{}{}-", data_prefix, run_of(file)));
+}
+
 bool is_readable_offload(Dtype dtype) noexcept {
   return is_in_safetensors(dtype) && dtype != Dtype::f8_e8m0 && bits(dtype) % 8 == 0;
 }
@@ -155,6 +160,7 @@ OffloadIndex read_offload_index(WritableStorage& storage, const std::string& pat
     std::string_view file;
     if (value["safetensors_file"].get_string().get(file) == simdjson::SUCCESS) {
       index.files.emplace(file_name(file));
+      index.file_of.emplace(key, file_name(file));
     } else {
       index.raw_names.emplace(key);
     }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <iterator>
+#include <set>
 #include <utility>
 
 #include "base/json_writer.h"
@@ -57,8 +58,11 @@ std::unique_ptr<FileLock> locked(WritableStorage& storage, const std::string& fo
 
 }  // namespace
 
-OffloadFolder::OffloadFolder(const Plan& plan, Storage& storage)
-    : folder_(plan.offload_folder), storage_(storage.writable()), parts_(plan.targets.size()) {
+OffloadFolder::OffloadFolder(const Plan& plan, Storage& storage, std::string own_file)
+    : folder_(plan.offload_folder),
+      own_file_(std::move(own_file)),
+      storage_(storage.writable()),
+      parts_(plan.targets.size()) {
   for (OffloadEntry& entry : offload_entries(plan, storage)) put(std::move(entry));
   bool writes = false;
   for (const PlannedTarget& target : plan.targets) {
@@ -85,7 +89,9 @@ void OffloadFolder::begin() {
   make_folder();
   real_folder_ = storage_.real_path(folder_);
   const auto lock = locked(storage_, folder_);
-  remove_stale_offload(storage_, folder_, read_offload_index(storage_, index_path()));
+  const OffloadIndex known = read_offload_index(storage_, index_path());
+  require_unused(known);
+  remove_stale_offload(storage_, folder_, known);
   std::string run = random_name();
   lock_path_ = folder_ + "/" + offload_lock_name(run);
   static_cast<void>(storage_.create(lock_path_));
@@ -261,6 +267,40 @@ void OffloadFolder::tie(const std::string& name, const std::string& root) {
   put(std::move(entry));
 }
 
+std::shared_ptr<FileLock> OffloadFolder::lock_values() {
+  write_added();
+  std::string first;
+  for (const OffloadEntry& entry : entries_) {
+    if (entry.target.empty() || !entry.is_written || entry.safetensors_file.empty()) continue;
+    if (first.empty() || entry.safetensors_file < first) first = entry.safetensors_file;
+  }
+  if (first.empty()) return nullptr;
+  std::shared_ptr<FileLock> lock = storage_.open_lock(first);
+  if (lock != nullptr) static_cast<void>(lock->take(LockMode::shared, false));
+  return lock;
+}
+
+// Rejects a run that would replace values of a model that is still in use.
+void OffloadFolder::require_unused(const OffloadIndex& known) const {
+  NameSet names;
+  for (const OffloadEntry& entry : entries_) names.insert(entry.target);
+  std::set<std::string> unused;
+  for (const auto& [name, file] : known.file_of) {
+    if (!names.contains(name) && !is_component_of(names, name)) continue;
+    const std::string lock_file = lock_file_of(known, file);
+    if (lock_file.empty() || !unused.insert(lock_file).second) continue;
+    const std::string path = real_folder_ + "/" + lock_file;
+    if (path == own_file_ || !is_there(storage_, path)) continue;
+    const auto lock = storage_.open_lock(path);
+    if (lock == nullptr || lock->take(LockMode::exclusive, false) != LockResult::busy) continue;
+    throw Error(
+        "offload.in_use",
+        "a model that is still in use reads this tensor from the offload folder, and this "
+        "load would replace the tensor; pass a different folder, or delete that model first",
+        {.path = folder_, .tensor = name});
+  }
+}
+
 void OffloadFolder::commit() {
   if (!is_active_ || is_committed_) return;
   write_added();
@@ -271,6 +311,7 @@ void OffloadFolder::commit() {
   const auto lock = locked(storage_, folder_);
   const std::string path = index_path();
   const OffloadIndex known = read_offload_index(storage_, path);
+  require_unused(known);
   name_raw_files();
   storage_.write_whole(path, folder_ + "/" + offload_index_name(run_), index_text(known));
   is_committed_ = true;

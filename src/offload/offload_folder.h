@@ -25,8 +25,9 @@ class OffloadFolder {
  public:
   // Creates the files for all targets with Delivery::disk_write. A plan without such targets and
   // without a folder creates nothing. Throws Error "offload.name", "offload.index", "plan.dtype",
-  // "io.no_space", "io.denied" or "io.write".
-  OffloadFolder(const Plan& plan, Storage& storage);
+  // "io.no_space", "io.denied" or "io.write", and "offload.in_use" if it would replace values of a
+  // run that has a lock_values(), unless `own_file` is the file of that lock.
+  OffloadFolder(const Plan& plan, Storage& storage, std::string own_file = {});
   OffloadFolder(const OffloadFolder&) = delete;
   OffloadFolder& operator=(const OffloadFolder&) = delete;
   ~OffloadFolder();
@@ -49,6 +50,9 @@ class OffloadFolder {
   // Makes `name` an entry with the value of `root`.
   void tie(const std::string& name, const std::string& root);
 
+  // Returns a lock that prevents other runs from replacing the written values, in this process and
+  // in others. Null if there are no such values. Call before commit().
+  [[nodiscard]] std::shared_ptr<FileLock> lock_values();
   // Syncs all files to disk, then renames the index. Keeps the folder's other entries.
   void commit();
   // Restores the folder and makes further commits impossible.
@@ -82,6 +86,7 @@ class OffloadFolder {
   [[nodiscard]] OffloadEntry& required(const std::string& name);
   [[nodiscard]] OffloadValue& value_of(const std::string& name);
   void write_added();
+  void require_unused(const OffloadIndex& known) const;
   void name_raw_files();
   [[nodiscard]] std::string index_text(const OffloadIndex& known) const;
   void files_committed() noexcept;
@@ -92,6 +97,7 @@ class OffloadFolder {
   [[nodiscard]] std::string index_path() const { return folder_ + "/" + offload_index_file; }
 
   const std::string folder_;
+  const std::string own_file_;
   WritableStorage& storage_;
   std::string run_;  // empty until the run's lock file is made
   std::string lock_path_;

@@ -175,11 +175,8 @@ Plan Planner::run(SinkKind sink) && {
   for (Finding& finding : lacking_.findings()) add(std::move(finding));
   report_contests();
   report_unused_scales();
-  if (sink == SinkKind::memory) {
-    refuse_transforms();
-    report_lone_adapter();
-  }
-  report_unexpected();
+  if (sink == SinkKind::memory) refuse_transforms();
+  if (sink != SinkKind::memory || !report_lone_adapter()) report_unexpected();
   report_kept();
   report_patterns();
   suggest();

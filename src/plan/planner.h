@@ -114,7 +114,7 @@ class Planner {
   void report_contests();
   void report_unexpected();
   void report_kept();
-  void report_lone_adapter();
+  [[nodiscard]] bool report_lone_adapter();
   void report_patterns();
   void suggest();
   void fold_casts();

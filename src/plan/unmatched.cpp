@@ -76,8 +76,9 @@ void Planner::report_unexpected() {
   }
 }
 
-// Reports a checkpoint that contains only an adapter, from which the model gets no value.
-void Planner::report_lone_adapter() {
+// Reports a checkpoint that contains only an adapter, from which the model gets no value, as one
+// finding in place of one for each name. Returns false for any other checkpoint.
+bool Planner::report_lone_adapter() {
   const Catalog& catalog = *plan_.catalog;
   const auto is_of_adapter = [](const TensorInfo& tensor) {
     return adapter_name(tensor.name).role != AdapterRole::value;
@@ -86,13 +87,22 @@ void Planner::report_lone_adapter() {
   const bool is_adapter = catalog.checkpoints().empty() &&
                           std::ranges::all_of(catalog.tensors(), is_of_adapter) &&
                           std::ranges::any_of(catalog.tensors(), is_factor);
-  if (!is_adapter || std::ranges::any_of(production_.items(), &Produced::is_claimed)) return;
+  if (!is_adapter || std::ranges::any_of(production_.items(), &Produced::is_claimed)) {
+    return false;
+  }
+  std::erase_if(plan_.findings,
+                [](const Finding& finding) { return finding.code == "plan.missing"; });
+  const std::size_t missing = std::exchange(gaps_, {}).size();
   add({.severity = Severity::error,
        .code = "plan.missing",
-       .message = fmt::format("'{}' is a LoRA adapter, not a model: all its {} are of an adapter",
-                              printable(catalog.shown_path()),
-                              counted(catalog.tensors().size(), "tensor")),
-       .suggestion = "load the base model's checkpoint, with this adapter as lora= (--lora)"});
+       .message =
+           fmt::format("'{}' is a LoRA adapter, not a model: all its {} are of an adapter, "
+                       "and the model lacks {}",
+                       printable(catalog.shown_path()), counted(catalog.tensors().size(), "tensor"),
+                       counted(missing, "value")),
+       .suggestion = "load the base model's checkpoint, with this adapter as lora= of loadstone's "
+                     "functions (--lora)"});
+  return true;
 }
 
 void Planner::report_kept() {

@@ -215,6 +215,23 @@ TEST(MakePlan, AdviceOfTheCallerReplacesSuggestions) {
   EXPECT_EQ(found(plan, "plan.missing").at(0).suggestion, "call f()");
 }
 
+TEST(MakePlan, AnAdapterInPlaceOfAModelIsOneFinding) {
+  const Skeleton model = skeleton_of({target_of("a.weight", {4, 4}), target_of("b", {4})});
+  const Plan plan =
+      make_plan(fake_catalog({{"a.lora_A.weight", {2, 4}}, {"a.lora_B.weight", {4, 2}}}), model);
+  ASSERT_EQ(plan.findings.size(), 1u);
+  EXPECT_EQ(plan.findings[0].code, "plan.missing");
+  EXPECT_EQ(plan.findings[0].severity, Severity::error);
+  EXPECT_THAT(plan.findings[0].message,
+              HasSubstr("is a LoRA adapter, not a model: all its 2 tensors are of an adapter, and "
+                        "the model lacks 2 values"));
+  EXPECT_THAT(plan.findings[0].suggestion, HasSubstr("lora="));
+  // The names of a model next to those of an adapter are reported one by one.
+  const Plan mixed = make_plan(
+      fake_catalog({{"a.lora_A.weight", {2, 4}}, {"a.lora_B.weight", {4, 2}}, {"b", {4}}}), model);
+  EXPECT_EQ(mixed.findings.size(), 3u);
+}
+
 TEST(MakePlan, OneMissingAndOneUnexpectedArePaired) {
   const Plan plan =
       make_plan(fake_catalog({{"completely.different", {5}}}), skeleton_of({target_of("w", {5})}));

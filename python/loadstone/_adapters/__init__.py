@@ -18,7 +18,7 @@ register(
         is_patchable=True,
         recipes="loadstone.diffusers:trace",
         skeleton_builder="loadstone.diffusers:skeleton_builder",
-        uninitialized="loadstone._adapters.diffusers.saving:tensors_of_disk_groups",
+        uninitialized="loadstone._adapters.saving:tensors_of_disk_groups",
         skipped_attributes=("_diffusers_hook",),
         tensor_classes=(
             "diffusers.quantizers.gguf.utils.GGUFParameter",

@@ -15,13 +15,16 @@ import torch
 
 from loadstone._base import adapters, collector
 from loadstone._base.errors import counted, listed, new_error
+from loadstone._base.names import join_name
 from loadstone._base.terminal import printable
 from loadstone._base.warn import users_level, warn
+from loadstone._execute import receipts
+from loadstone._execute.offload import share_lock
 from loadstone._execute.report import Report
 from loadstone._files.receipt import Receipt
 from loadstone._model import holders
 from loadstone._model.model_lock import slots_of
-from loadstone._model.modules import require_module, saved_path
+from loadstone._model.modules import parts_of, require_module, saved_path
 from loadstone._model.tensor_memory import storage_key, version_of, weak_storage
 from loadstone._model.walk import LOAD_RECORDER, TensorSlot
 from loadstone._plan.provenance import OFFLOADED, Provenance
@@ -195,6 +198,7 @@ class _CopyRecorder:
         copied = memo.get(id(module))
         if record is None or copied is None:
             return None
+        share_lock(module, copied)
         shapes: dict[Any, Any] = {}
         states = dict(record.states)
         for slot in slots_of(module):
@@ -274,16 +278,20 @@ def audit(
     """Walk parameters, buffers and every tensor reachable through attributes.
 
     Args:
-        model: an ``nn.Module``.
+        model: an ``nn.Module``, or a pipeline with a dictionary of ``components``. The names of a
+            pipeline's tensors begin with the component.
         report: report of its load; ``None``: the report of the last load into this model. Without
             any report no tensor is accounted for.
         receipt: receipt of its load, or a path; ``True``: the receipt of the report. The audit then
             hashes the memory of every tensor and compares it, which detects overwrites of any kind.
 
     Raises:
-        OptionError: ``plan.options``: ``model`` is not a module; or ``receipt=True``, but the load
-            made no receipt.
+        OptionError: ``plan.options``: ``model`` is not a module; it is a pipeline, but ``report``
+            or ``receipt`` belong to one model; or ``receipt=True``, but the load made no receipt.
     """
+    parts = parts_of(model)
+    if parts and report is None and (receipt is None or isinstance(receipt, bool)):
+        return _joined({name: audit(part, receipt=receipt) for name, part in parts.items()})
     require_module(model)
     if isinstance(receipt, bool):
         receipt = _own_receipt(model, report) if receipt else None
@@ -332,7 +340,19 @@ def audit(
                 result.changed.append(slot.name)
     _find_holders(result, model, slots)
     if receipt is not None:
-        _compare(result, slots, receipt)
+        receipts.compare(result, slots, receipt)
+    return result
+
+
+def _joined(parts: dict[str, Audit]) -> Audit:
+    result = Audit()
+    for part, own in parts.items():
+        for field_name, values in vars(own).items():
+            if isinstance(values, dict):
+                named = {join_name(part, name): value for name, value in values.items()}
+                getattr(result, field_name).update(named)
+            else:
+                getattr(result, field_name).extend(join_name(part, name) for name in values)
     return result
 
 
@@ -386,25 +406,6 @@ def _own_receipt(model: Any, report: Report | None) -> Receipt:
     if report is None or report.receipt is None:
         raise new_error("plan.options", "the model was loaded without receipt=", field="receipt")
     return report.receipt
-
-
-def _compare(result: Audit, slots: list[TensorSlot], receipt: Receipt) -> None:
-    for slot in slots:
-        entry = result.provenance.get(slot.name)
-        if slot.tensor.is_meta:
-            continue
-        name = entry.tie_of if entry is not None and entry.origin == "tie" else slot.name
-        is_same = receipt.matches(name or slot.name, slot.tensor)
-        if is_same:
-            is_same = receipt.components_match(name or slot.name, slot.tensor)
-        if is_same:
-            result.proved.append(slot.name)
-        elif is_same is None:
-            root = result.provenance.get(name or slot.name)
-            if root is not None and root.origin == "checkpoint":
-                result.unlisted.append(slot.name)
-        elif slot.name not in result.changed:
-            result.changed.append(slot.name)
 
 
 def _loads(model: Any, report: Report | None) -> dict[str, _LoadRecord]:

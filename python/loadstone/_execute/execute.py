@@ -21,7 +21,7 @@ from loadstone._base.progress import Progress, ProgressCallback, show_progress
 from loadstone._base.torch_modes import ordinary_tensors
 from loadstone._base.vocabulary import ReceiptDigest
 from loadstone._base.warn import users_level, warn, warn_of_overflows
-from loadstone._execute import read_once, ties
+from loadstone._execute import offload, read_once, ties
 from loadstone._execute.audit import LoadRecords, remember
 from loadstone._execute.destinations import Destinations
 from loadstone._execute.model_check import planned_slots
@@ -56,6 +56,7 @@ class ExecuteOptions:
     receipt: ReceiptDigest | None = None
     read_ahead_bytes: int = _core.READ_AHEAD_BYTES
     interleave: bool = False
+    own_offload_file: str = ""
 
     def __post_init__(self) -> None:
         self.read_ahead_bytes = count_argument("read_ahead_bytes", self.read_ahead_bytes, 2**63 - 1)
@@ -74,6 +75,7 @@ class ExecuteOptions:
             "threads": self.threads,
             "read_ahead_bytes": self.read_ahead_bytes,
             "interleave": bool(self.interleave),
+            "own_offload_file": self.own_offload_file,
         }
 
 
@@ -134,6 +136,7 @@ def read_and_install(
         # Run the initialisers before any byte is read, because they may fail.
         initial = {} if plan.library_initialises else initialise.values(plan.targets, model)
         before = ModelState(model)
+        options = dataclasses.replace(options, own_offload_file=offload.own_file(model))
         filled = read_values(plan, slots, options, in_place)
         try:
             for index, value in initial.items():
@@ -141,7 +144,7 @@ def read_and_install(
             result = install(filled)
             if is_shared:
                 read_once.finish()
-            filled.offload.commit()  # the last step: the load is complete
+            offload.commit(filled.offload, model)  # the last step: the load is complete
         except BaseException as error:
             before.restore(filled, error)
             raise

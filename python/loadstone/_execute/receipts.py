@@ -1,4 +1,4 @@
-"""Complete the receipts of loads with digests of tensors in memory."""
+"""Digests of tensors in memory: complete the receipts of loads, and compare with receipts."""
 
 from __future__ import annotations
 
@@ -46,3 +46,23 @@ def held_entry(digest: str, name: str, tensor: Any, sources: list[str]) -> dict[
         "recipe": "held",
         "sources": sources,
     }
+
+
+def compare(result: Any, slots: list[Any], receipt: Receipt) -> None:
+    """Add to an audit which tensors have the bytes of the receipt, and which do not."""
+    for slot in slots:
+        entry = result.provenance.get(slot.name)
+        if slot.tensor.is_meta:
+            continue
+        name = entry.tie_of if entry is not None and entry.origin == "tie" else slot.name
+        is_same = receipt.matches(name or slot.name, slot.tensor)
+        if is_same:
+            is_same = receipt.components_match(name or slot.name, slot.tensor)
+        if is_same:
+            result.proved.append(slot.name)
+        elif is_same is None:
+            root = result.provenance.get(name or slot.name)
+            if root is not None and root.origin == "checkpoint":
+                result.unlisted.append(slot.name)
+        elif slot.name not in result.changed:
+            result.changed.append(slot.name)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loadstone import _core
+from loadstone._base.vocabulary import MaxMemory
 from loadstone._execute import execute
 from loadstone._execute.audit import require_audited
 from loadstone._execute.execute import ExecuteOptions, FilledValues
@@ -24,12 +25,16 @@ class LoadSession:
 
     The model gets no value before all values are read, and the offload folder is replaced last.
     For one thread. ``model`` stays ``None`` if the library loads it.
+
+    Attributes:
+        max_memory: limits of a load whose device map was not computed from them.
     """
 
     def __init__(self, options: LoadOptions) -> None:
         self.options = options
         self.model: Any = None
         self.plan: PlannedLoad | None = None
+        self.max_memory: MaxMemory | None = None
         self._device_map: Mapping[str, Any] | None = None  # None: all modules are on the cpu
         self._core: _core.Report | None = None
         self._is_finished = False
@@ -51,6 +56,7 @@ class LoadSession:
         chosen = {
             "missing": self.options.missing,
             "loras": self.options.loras,
+            "max_memory": self.max_memory,
             "maps_tensors": self._device_map is not None,
         }
         self.plan = make_plan(model, catalog, recipes, **chosen | arguments)

@@ -19,12 +19,17 @@ def require_module(model: Any) -> None:
     """Require that the argument ``model`` is a module (else ``plan.options``)."""
     if isinstance(model, torch.nn.Module):
         return
-    parts = getattr(model, "components", None)
-    parts = parts if isinstance(parts, dict) else {}
-    models = [name for name, part in parts.items() if isinstance(part, torch.nn.Module)]
-    if models:
+    if models := parts_of(model):
         raise wrong_kind("model", model, f"one model of the pipeline: {', '.join(models)}")
     raise wrong_kind("model", model, "a torch.nn.Module")
+
+
+def parts_of(pipeline: Any) -> dict[str, Any]:
+    """Return the modules of a pipeline by component; empty for a module."""
+    components = getattr(pipeline, "components", None)
+    if isinstance(pipeline, torch.nn.Module) or not isinstance(components, dict):
+        return {}
+    return {name: part for name, part in components.items() if isinstance(part, torch.nn.Module)}
 
 
 def is_left_out(module: Any, name: str) -> bool:

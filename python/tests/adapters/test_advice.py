@@ -419,7 +419,10 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "_adapters/diffusers/config_mismatch.py: pass {}": (
         "test_diffusers_diagnosis.py::test_known_config_in_a_folder"
     ),
-    "max_memory limits a device map: pass": "test_diffusers_options.py::test_limits_need_a_map",
+    "_adapters/diffusers/local_configs.py: ": "test_diffusers_diagnosis.py::"
+    "test_the_hub_is_named_before_it_is_asked",
+    "max_memory limits the device map of a pipeline: pass": "test_diffusers_options.py::"
+    "test_limits_of_a_pipeline_need_a_map",
     "that it chooses for this file": "test_diffusers_diagnosis.py::"
     "test_an_absent_config_is_an_error_that_names_one",
     "_adapters/diffusers/failures.py: ": "test_diffusers_failures.py::"

@@ -131,7 +131,30 @@ def test_a_model_may_be_a_skeleton_and_a_checkpoint_any_iterable(tmp_path: Path)
     assert loadstone.audit(model).ok
 
 
-def test_a_pipeline_names_its_models() -> None:
-    pipeline = SimpleNamespace(components={"scheduler": object(), "unet": torch.nn.Linear(1, 1)})
-    with pytest.raises(loadstone.OptionError, match="one model of the pipeline: unet"):
-        loadstone.audit(pipeline)
+def test_a_pipeline_names_its_models(tmp_path: Path) -> None:
+    save_file({"weight": torch.ones(1, 1)}, tmp_path / "in.safetensors")
+    unet = torch.nn.Linear(1, 1, bias=False)
+    pipeline = SimpleNamespace(components={"scheduler": object(), "unet": unet})
+    for function, arguments in (
+        (loadstone.load, [tmp_path / "in.safetensors"]),
+        (loadstone.plan, [tmp_path / "in.safetensors"]),
+        (loadstone.audit, [loadstone.load(unet, tmp_path / "in.safetensors")]),
+    ):
+        with pytest.raises(loadstone.OptionError, match="one model of the pipeline: unet"):
+            function(pipeline, *arguments)
+
+
+def test_an_audit_of_a_pipeline_is_one_of_all_its_models(tmp_path: Path) -> None:
+    save_file({"weight": torch.ones(1, 1)}, tmp_path / "in.safetensors")
+    models = {name: torch.nn.Linear(1, 1, bias=False) for name in ("unet", "vae")}
+    pipeline = SimpleNamespace(components={"scheduler": object(), **models})
+    loadstone.load(models["unet"], tmp_path / "in.safetensors", receipt="xxh3-128")
+    result = loadstone.audit(pipeline)
+    assert result.unaccounted == ["vae.weight"] and result.provenance.keys() == {"unet.weight"}
+    with pytest.raises(loadstone.AuditError, match=r"without a known origin: vae\.weight"):
+        result.require_real()
+    loadstone.load(models["vae"], tmp_path / "in.safetensors", receipt="xxh3-128")
+    assert loadstone.audit(pipeline, receipt=True).proved == ["unet.weight", "vae.weight"]
+    with torch.no_grad():
+        models["vae"].weight.add_(1)
+    assert loadstone.audit(pipeline).changed == ["vae.weight"]

@@ -80,6 +80,7 @@ EXECUTE: dict[str, Any] = {
     "device": None,
     "has_pages": False,
     "interleave": False,
+    "own_offload_file": "",
     "partial": False,
     "parts": [],
     "read_ahead_bytes": 0,

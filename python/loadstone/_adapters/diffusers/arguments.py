@@ -31,14 +31,8 @@ def check(cls: Any, function: str, kwargs: dict[str, Any], options: LoadOptions)
         message = f"this has no function {function}()"
         found = getattr(cls, "__qualname__", repr(cls))
         raise new_error("plan.options", message, field="cls", found=found, expected=expected)
-    max_memory = options.max_memory
-    capacities(max_memory, computed=False)
+    capacities(options.max_memory, computed=False)
     _check_devices(kwargs.get("device_map"), must_exist=not options.dry_run)
-    if max_memory is not None and kwargs.get("device_map") is None:
-        message = "max_memory limits a device map: pass device_map too"
-        raise new_error(
-            "plan.options", message, field="max_memory", expected='for example device_map="auto"'
-        )
     config = kwargs.get("config")
     if isinstance(config, os.PathLike):
         kwargs["config"] = os.fspath(config)

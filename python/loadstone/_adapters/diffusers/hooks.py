@@ -44,9 +44,9 @@ from loadstone._adapters.diffusers.quantizers import (
     quantized_sizes,
 )
 from loadstone._adapters.diffusers.recipes import ModelRequest, WrongConfigError, float32_modules
-from loadstone._adapters.diffusers.saving import save_with_values
 from loadstone._adapters.patch import Hook, Hooks, suspended, with_hooks, within, wrap_if_active
 from loadstone._adapters.quantized import is_decodable
+from loadstone._adapters.saving import save_with_values
 from loadstone._adapters.sites.diffusers import SITES
 from loadstone._base.errors import FormatError, LoadError, PlanError, new_error
 from loadstone._base.machine import MODES
@@ -141,10 +141,22 @@ def _from_config(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _load_config(session: DiffusersSession, original: Any, *args: Any, **kwargs: Any) -> Any:
-    loaded = original(*args, **kwargs)
+    loaded = _cached_config(session, original, *args, **kwargs) or original(*args, **kwargs)
     config = loaded[0] if isinstance(loaded, tuple) else loaded
     session.unread_config = quantizers.strip_config(config, session.is_single_file)
     return loaded
+
+
+def _cached_config(session: DiffusersSession, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return a single file's config from the cache, where diffusers looks after asking the hub."""
+    name = kwargs.get("pretrained_model_name_or_path")
+    if not session.is_single_file or name is None or Path(name).exists():
+        return None
+    if not kwargs.get("local_files_only"):
+        with contextlib.suppress(OSError):
+            return original(*args, **kwargs | {"local_files_only": True})
+        local_configs.warn_of_request(name)
+    return None
 
 
 # --- single files --------------------------------------------------------------------------------
@@ -245,7 +257,7 @@ def _load_single_file(
 ) -> Any:
     quantization = kwargs.get("quantization_config")
     with loading() as session:
-        _use_offload_folder(session, kwargs)
+        _use_device_options(session, kwargs)
         session.is_single_file, session.notes = True, notes
         session.config_sources = ConfigSources(
             kwargs.get("config"), kwargs.get("cache_dir"), session.options.refuses_unsupported
@@ -260,11 +272,14 @@ def _load_single_file(
     return model
 
 
-def _use_offload_folder(session: DiffusersSession, kwargs: Mapping[str, Any]) -> None:
-    """Use the folder that the library's function received, or ignores for single files."""
-    folder = kwargs.get("offload_folder")
-    if folder is not None:  # in a pipeline, the component's own folder
-        session.options = dataclasses.replace(session.options, offload_folder=folder)
+def _use_device_options(session: DiffusersSession, kwargs: Mapping[str, Any]) -> None:
+    """Use the options that the library's function received, or ignores for single files."""
+    given = {
+        name: kwargs[name]  # in a pipeline, the component's own folder
+        for name in ("offload_folder", "max_memory")
+        if kwargs.get(name) is not None
+    }
+    session.options = dataclasses.replace(session.options, **given)
 
 
 def _get_mapping_function_kwargs(
@@ -319,10 +334,11 @@ def _determine_device_map(
 ) -> Any:
     """Keep the device map, which diffusers discards, in a form that accelerate supports."""
     session.model = model
-    if device_map is None:
-        return original(model, device_map, max_memory, *args)
     if session.options.max_memory is not None:
         max_memory = session.options.max_memory
+    if device_map is None:
+        session.max_memory = max_memory
+        return original(model, device_map, max_memory, *args)
     if isinstance(device_map, str) and device_map in MODES:
         with quantized_sizes(model):
             computed = original(model, device_map, max_memory, *args)
@@ -447,7 +463,7 @@ def _load_pretrained_model(
     if session.unread_config is not None and not is_decodable(checkpoint.catalog):
         raise session.unread_config
     model._fix_state_dict_keys_on_load(checkpoint)
-    _use_offload_folder(session, kwargs)
+    _use_device_options(session, kwargs)
     names = model.state_dict().keys()
     _read(
         session,

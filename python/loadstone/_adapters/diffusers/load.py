@@ -16,11 +16,10 @@ from loadstone._adapters.accelerate_hooks import check_offloaded_weights, withou
 from loadstone._adapters.diffusers.conversion import Conversion
 from loadstone._adapters.diffusers.local_configs import ConfigSources
 from loadstone._adapters.diffusers.recipes import ModelRequest, trace
-from loadstone._adapters.diffusers.saving import save_offloaded_values
 from loadstone._adapters.patch import set_variable
+from loadstone._adapters.saving import save_offloaded_values
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.torch_modes import ordinary_tensors
-from loadstone._base.vocabulary import MaxMemory
 from loadstone._execute.execute import FilledValues
 from loadstone._execute.report import Report
 from loadstone._execute.session import LoadSession
@@ -50,7 +49,6 @@ class DiffusersSession(LoadSession):
 
     Attributes:
         device_map: the requested device map, resolved by diffusers.
-        max_memory: limits of a device map that was not computed from them.
         kernel: dequantizes block formats; "" if they stay packed.
         keeps_codes: see ``SymbolicCheckpoint``.
         is_single_file: the file is quantized only if the caller passes a ``quantization_config``.
@@ -66,7 +64,6 @@ class DiffusersSession(LoadSession):
     def __init__(self, options: LoadOptions) -> None:
         super().__init__(options)
         self.device_map: Any = None
-        self.max_memory: MaxMemory | None = None
         self.kernel = "gguf"
         self.keeps_codes = False
         self.is_single_file = False
@@ -98,7 +95,6 @@ class DiffusersSession(LoadSession):
             self._catalog,
             self.recipes,
             device_map=self.devices(self.model, device_map),
-            max_memory=self.max_memory,
             offload_folder=self.options.offload_folder,
             missing_of=self._missing_of,
             allows_unknown_modules=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ CACHED_MAX = 2_000
 
 # Limit on the configs to read near a file, whose folder may contain unrelated files.
 NEARBY_MAX = 200
+
+
+_logger = logging.getLogger("loadstone.diffusers")
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,18 @@ def uncached(checkpoint: Any, cache: str | None) -> list[str]:
     ]
     cached = {local.name for local in _cached(cache)}
     return [name for name in dict.fromkeys(names) if name not in cached]
+
+
+def warn_of_request(name: str) -> None:
+    """Name what diffusers requests from the hub: without a connection it retries for 20 s."""
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
+    if not HF_HUB_OFFLINE:
+        _logger.warning(
+            "diffusers requests the config of %r from the Hugging Face Hub, because it is not in "
+            "the cache; pass config=, a local folder, to load without the hub",
+            name,
+        )
 
 
 def _nearby(folder: str | None, files: list[str]) -> Iterator[LocalConfig]:

@@ -18,6 +18,7 @@ from loadstone._adapters.accelerate_hooks import check_offloaded_weights
 from loadstone._adapters.diffusers.load import skip_keys
 from loadstone._base.errors import new_error
 from loadstone._base.machine import MODES
+from loadstone._model.modules import parts_of
 from loadstone._plan.placement import (
     gathered,
     main_device,
@@ -142,7 +143,7 @@ class PipelineDeviceMap:
         A pipeline asks each component for its device; an offloaded component knows it only from
         hooks.
         """
-        models = models_of(pipe)
+        models = parts_of(pipe)
         devices = set(map(str, self.flat.values()))
         if len(devices) > 1 or "disk" in devices:
             for name, model in models.items():
@@ -166,11 +167,6 @@ class PipelineDeviceMap:
             force_hooks=True,
             skip_keys=skip_keys(model),
         )
-
-
-def models_of(pipe: Any) -> dict[str, torch.nn.Module]:
-    components = pipe.components.items()
-    return {name: model for name, model in components if isinstance(model, torch.nn.Module)}
 
 
 def accelerate_hooks() -> ModuleType:

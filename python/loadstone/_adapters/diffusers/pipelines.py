@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from loadstone._adapters.diffusers import local_configs
 from loadstone._adapters.diffusers.arguments import convert_dtypes
 from loadstone._adapters.diffusers.checkpoint import SymbolicCheckpoint, is_readable, shapes_of
 from loadstone._adapters.diffusers.conversion import Conversion
@@ -23,16 +24,18 @@ from loadstone._adapters.diffusers.load import OPTIONS, DiffusersSession, loadin
 from loadstone._adapters.diffusers.pipeline_device_map import (
     PipelineDeviceMap,
     accelerate_hooks,
-    models_of,
 )
 from loadstone._adapters.diffusers.recipes import is_inside
 from loadstone._adapters.patch import Hook, set_variable, wrap_if_active
+from loadstone._adapters.saving import save_offloaded_values
 from loadstone._adapters.sites import is_supported_or_warn
 from loadstone._adapters.sites.diffusers import SITES
 from loadstone._base.dtypes import torch_dtype
-from loadstone._base.errors import PlanError
+from loadstone._base.errors import PlanError, new_error
 from loadstone._base.torch_modes import ordinary_tensors
 from loadstone._execute.audit import last_report
+from loadstone._files.hub import resolve_hub_id
+from loadstone._model.modules import parts_of
 from loadstone._plan.placement import expanded
 
 # The device map of the pipeline that is being loaded from a folder.
@@ -72,6 +75,7 @@ def _hooks() -> tuple[Hook, ...]:
         (single_file.FromSingleFileMixin, "from_single_file", _from_single_file),
         (single_file, "create_diffusers_clip_model_from_ldm", _text_encoder),
         (single_file, "create_diffusers_t5_model_from_checkpoint", _text_encoder),
+        (single_file, "_download_diffusers_model_config_from_hub", _download_configs),
         (single_file, "load_single_file_sub_model", _load_single_file_sub_model),
     ]
     return tuple(
@@ -85,6 +89,7 @@ def _hooks() -> tuple[Hook, ...]:
 
 def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     convert_dtypes(kwargs, OPTIONS.get().refuses_unsupported)
+    _require_map(kwargs.get("device_map"), kwargs.get("max_memory"))
     if not _is_computed_here(kwargs.get("device_map")):
         return original(cls, *args, **kwargs)
     memory, folder = kwargs.pop("max_memory", None), kwargs.pop("offload_folder", None)
@@ -100,6 +105,14 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         pipe = original(cls, *args, **kwargs)
         device_map.add_missing_hooks(pipe)
     return pipe
+
+
+def _require_map(device_map: Any, max_memory: Any) -> None:
+    """Reject limits without a map, because each component would be compared with them alone."""
+    if max_memory is not None and device_map is None:
+        message = "max_memory limits the device map of a pipeline: pass device_map too"
+        expected = 'for example device_map="auto"'
+        raise new_error("plan.options", message, field="max_memory", expected=expected)
 
 
 def _is_computed_here(device_map: Any) -> bool:
@@ -185,12 +198,14 @@ def _load_sub_model(original: Any, *args: Any, **kwargs: Any) -> Any:
         name = kwargs["name"]
         kwargs["device_map"] = device_map.components.get(name)
         kwargs["max_memory"], kwargs["offload_folder"] = None, device_map.folder_of(name)
-        return original(*args, **kwargs)
     model = original(*args, **kwargs)
-    if isinstance(kwargs.get("device_map"), dict) and isinstance(model, torch.nn.Module):
-        report = last_report(model)
-        if report is not None:  # diffusers moved the component after its load
-            accelerate_hooks().note_moved(model, report)
+    if not isinstance(model, torch.nn.Module):
+        return model
+    save_offloaded_values(model)
+    is_placed_later = device_map is None and isinstance(kwargs.get("device_map"), dict)
+    report = last_report(model) if is_placed_later else None
+    if report is not None:
+        accelerate_hooks().note_moved(model, report)
     return model
 
 
@@ -211,13 +226,21 @@ def _from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any
     memory = kwargs.pop("max_memory", None) or options.max_memory
     folder = kwargs.pop("offload_folder", None) or options.offload_folder
     device_map = kwargs.pop("device_map", None)
+    _require_map(device_map, memory)
     if device_map is not None:
         device_map = PipelineDeviceMap(device_map, memory, folder)
     with ordinary_tensors():
-        with set_variable(DEFERRED, {}) as sessions:
+        options = dataclasses.replace(options, max_memory=None)
+        with set_variable(OPTIONS, options), set_variable(DEFERRED, {}) as sessions:
             pipe = original(cls, *args, **kwargs)
         _read_components(pipe, sessions, device_map, kwargs)
     return pipe
+
+
+def _download_configs(original: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    if not kwargs.get("local_files_only") and resolve_hub_id(name) == name:
+        local_configs.warn_of_request(name)
+    return original(name, *args, **kwargs)
 
 
 def _load_single_file_sub_model(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -257,7 +280,7 @@ def _read_components(
 ) -> None:
     """Plan all components of a file before reading any."""
     if device_map is not None:
-        models = {name: model for name, model in models_of(pipe).items() if name not in passed}
+        models = {name: model for name, model in parts_of(pipe).items() if name not in passed}
         others = {name: "it is not a loaded model" for name in pipe.components}
         dtypes = {
             f"{name}.{target}": torch_dtype(dtype)

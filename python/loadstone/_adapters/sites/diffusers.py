@@ -13,6 +13,7 @@ diffusers.configuration_utils
     ConfigMixin.load_config(pretrained_model_name_or_path)
 late diffusers.loaders.single_file
     FromSingleFileMixin.from_single_file(pretrained_model_link_or_path)
+    _download_diffusers_model_config_from_hub(pretrained_model_name_or_path)
     load_single_file_sub_model(name, checkpoint)
     create_diffusers_clip_model_from_ldm(cls, checkpoint)
     create_diffusers_t5_model_from_checkpoint(cls, checkpoint)

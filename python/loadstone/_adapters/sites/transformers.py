@@ -9,6 +9,7 @@ SITES = Sites(
 transformers
     CONFIG_MAPPING
     PreTrainedModel.from_pretrained(pretrained_model_name_or_path, config)
+    PreTrainedModel.save_pretrained
     PreTrainedModel.get_init_context(is_quantized)
     PreTrainedModel._from_config
     PreTrainedModel._initialize_missing_keys(self, is_quantized)

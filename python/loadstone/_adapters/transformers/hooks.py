@@ -26,6 +26,7 @@ from loadstone._adapters.patch import (
     with_hooks,
     wrap_if_active,
 )
+from loadstone._adapters.saving import save_with_values
 from loadstone._adapters.sites.transformers import SITES
 from loadstone._adapters.transformers.from_pretrained_session import (
     CURRENT_SESSION,
@@ -35,6 +36,7 @@ from loadstone._adapters.transformers.from_pretrained_session import (
     unsupported,
 )
 from loadstone._base.keywords import refuse_misspelled
+from loadstone._base.machine import MODES
 from loadstone._base.torch_modes import construct, constructing, ordinary_tensors, wrap_always
 from loadstone._plan.options import NAMES
 from loadstone._plan.placement import expanded
@@ -61,6 +63,7 @@ _DISTRIBUTED_LOADS = ("tp_plan", "tp_size", "distributed_config", "device_mesh")
 @functools.cache
 def hooks() -> Hooks:
     loading = wrap_if_active("transformers", _from_pretrained)
+    saving = wrap_if_active("transformers", save_with_values)
     adding_adapter = wrap_if_active("transformers", _with_adapter)
     in_calls = hooks_in_calls(
         [
@@ -72,6 +75,7 @@ def hooks() -> Hooks:
     return Hooks(
         [
             Hook(PreTrainedModel, "from_pretrained", loading),
+            Hook(PreTrainedModel, "save_pretrained", saving),
             Hook(PeftAdapterMixin, "load_adapter", adding_adapter),
             Hook(PeftAdapterMixin, "add_adapter", adding_adapter),
             *in_calls,
@@ -114,6 +118,8 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         with suspended("transformers"):
             return original(cls, *args, **kwargs)
     with ordinary_tensors(), set_variable(CURRENT_SESSION, RELEASE.Session(options)) as session:
+        if kwargs.get("device_map") not in MODES:
+            session.max_memory = kwargs.get("max_memory")
         result = original(cls, *args, **kwargs)
         session.report_and_audit(result[0] if isinstance(result, tuple) else result)
     return result

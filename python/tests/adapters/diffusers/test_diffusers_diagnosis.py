@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -334,6 +335,69 @@ def test_without_any_config_the_error_names_the_argument(tmp_path: Path, hub: li
     with pytest.raises(loadstone.OptionError, match="did you mean 'infer'"):
         load(file, config="infre")
     assert hub == []
+
+
+@pytest.mark.parametrize("is_patched", [False, True])
+def test_the_hub_is_named_before_it_is_asked(
+    tmp_path: Path,
+    cache: Cache,
+    hub: list[str],
+    is_patched: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from huggingface_hub import constants
+
+    model, file = wan22(tmp_path)
+    with loadstone.patch("diffusers") if is_patched else contextlib.nullcontext():
+        own = T2V.cls.from_single_file if is_patched else load
+        with pytest.raises(OSError, match="config"):
+            own(file)
+        assert hub == [WAN21]
+        assert [record.name for record in caplog.records] == ["loadstone.diffusers"]
+        assert f"requests the config of '{WAN21}' from the Hugging Face Hub" in caplog.text
+        assert differences(own(file, config=write_config(model, tmp_path / "local")), model) == []
+        caplog.clear()
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        with pytest.raises(OSError, match="config"):
+            own(file)
+        assert not caplog.records
+
+
+def test_a_config_in_the_cache_needs_no_hub(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import diffusers.configuration_utils as library
+
+    model = I2V.build()
+    save_file(I2V.original(model), tmp_path / "wan.safetensors")
+    cache.add(WAN21, config_of(model))
+    download = library.hf_hub_download
+
+    def local_download(*args: Any, local_files_only: bool = False, **kwargs: Any) -> str:
+        assert local_files_only
+        return download(*args, local_files_only=True, **kwargs)
+
+    monkeypatch.setattr(library, "hf_hub_download", local_download)
+    with loadstone.patch("diffusers"):
+        assert differences(T2V.cls.from_single_file(str(tmp_path / "wan.safetensors")), model) == []
+
+
+def test_a_pipelines_hub_is_named_before_it_is_asked(
+    tmp_path: Path, cache: Cache, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import diffusers.loaders.single_file as library
+    from diffusers_pipelines import stable_diffusion, stable_diffusion_keys
+
+    def download(*_: Any, **__: Any) -> str:
+        assert "requests the config of" in caplog.text
+        raise OSError("no connection")
+
+    monkeypatch.setattr(library, "snapshot_download", download)
+    pipe = stable_diffusion(tmp_path / "pipe")
+    save_file(stable_diffusion_keys(pipe), tmp_path / "sd.safetensors")
+    with loadstone.patch("diffusers"), pytest.raises(OSError, match="no connection"):
+        type(pipe).from_single_file(str(tmp_path / "sd.safetensors"))
 
 
 @pytest.mark.parametrize("place", ["inferred", "given"])

@@ -12,6 +12,7 @@ from typing import Any
 import diffusers
 import pytest
 import torch
+from command import run
 from diffusers_gguf import BLOCK_CASES, File, Kind
 from diffusers_models import by_name, write_single_file
 from diffusers_pipelines import stable_diffusion
@@ -125,7 +126,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], str, tuple[str, ...]]] = {
     "an adapter as a model": (
         lambda root: single(root, adapter(root / "lora.safetensors")),
         "plan.missing",
-        ("lora.safetensors' is a LoRA adapter, not a model", "with this adapter as lora="),
+        ("lora.safetensors' is a LoRA adapter, not a model", "and the model lacks", "lora="),
     ),
     "a misspelled device": (
         lambda root: folder(root / "model", device_map="dsk"),
@@ -281,6 +282,23 @@ def test_the_error_names_the_cause(case: str, root: Path, monkeypatch: Any) -> N
     assert caught.value.code == code, caught.value
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_an_adapter_as_a_model_is_one_error(root: Path) -> None:
+    file = root / adapter(root / "lora.safetensors")
+    loadstone.save_skeleton(CASE.construct(), root / "skeleton.json")
+    done = run("load", file, "--skeleton", root / "skeleton.json")
+    assert done.returncode == 1 and done.stderr.count("is a LoRA adapter, not a model") == 1
+    assert len(done.stderr.splitlines()) == 2
+    for load in (
+        lambda: loadstone.load(CASE.construct(), file),
+        lambda: loadstone.load(CASE.construct(), file, rules="diffusers"),
+        lambda: single(root, file.name),
+    ):
+        with pytest.raises(loadstone.PlanError, match="is a LoRA adapter, not a model") as caught:
+            load()
+        (error,) = (each for each in caught.value.findings if each.severity == "error")
+        assert error.code == "plan.missing" and "lora=" in error.suggestion
 
 
 def test_advice_about_folders_works(root: Path) -> None:

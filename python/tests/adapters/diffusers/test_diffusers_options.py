@@ -123,13 +123,41 @@ def test_limits_of_a_pipelines_given_map_are_refused(tmp_path: Path) -> None:
     load_pipe(device_map="sequential")
 
 
+@pytest.mark.parametrize("is_patched", [False, True])
 @pytest.mark.parametrize("entry", ["file", "folder"])
-def test_limits_need_a_map(entry: str, request: pytest.FixtureRequest) -> None:
+def test_limits_without_a_map(entry: str, is_patched: bool, request: pytest.FixtureRequest) -> None:
     source = request.getfixturevalue(entry)
+
+    def loaded(limit: Any) -> Any:
+        limits = {"max_memory": {"cpu": limit}}
+        if not is_patched:
+            return load(source, **limits)
+        with loadstone.patch("diffusers"):
+            if isinstance(source, tuple):
+                return CASE.cls.from_single_file(source[0], config=source[1], **limits)
+            return CASE.cls.from_pretrained(source, **limits)
+
+    with pytest.raises(loadstone.PlanError, match=r"its limit is 1\.0 kB") as caught:
+        loaded(1000)
+    assert caught.value.code == "plan.over_budget"
+    assert loadstone.audit(loaded("1GiB")).ok
+
+
+@pytest.mark.parametrize("is_patched", [False, True])
+def test_limits_of_a_pipeline_need_a_map(tmp_path: Path, is_patched: bool) -> None:
+    stable_diffusion(tmp_path).save_pretrained(tmp_path / "pipe")
+    cls, limits = diffusers.StableDiffusionPipeline, {"cpu": "1GiB"}
+
+    def loaded(**options: Any) -> Any:
+        if not is_patched:
+            return loadstone.diffusers.from_pretrained(cls, tmp_path / "pipe", **options)
+        with loadstone.patch("diffusers", "transformers"):
+            return cls.from_pretrained(tmp_path / "pipe", **options)
+
     with pytest.raises(loadstone.OptionError, match="pass device_map too") as caught:
-        load(source, max_memory={"cpu": "1GiB"})
+        loaded(max_memory=limits)
     assert caught.value.field == "max_memory"
-    load(source, max_memory={"cpu": "1GiB"}, device_map="auto")
+    loaded(max_memory=limits, device_map="auto")
 
 
 @pytest.mark.parametrize("name", ["torch_dtype", "dtype"])

@@ -105,6 +105,27 @@ def test_twice_the_memory_allowed(name: str, tmp_path: Path):
     assert loadstone.audit(model).ok
 
 
+@pytest.mark.parametrize("device_map", [None, "cpu", {"": "cpu"}])
+@pytest.mark.parametrize("is_patched", [False, True])
+def test_limits_of_a_load_whose_map_is_not_computed(
+    device_map: object, is_patched: bool, tmp_path: Path
+):
+    case = by_name("llama")
+    folder = write_checkpoint(case, tmp_path / "model", "public")
+
+    def loaded(limit: object) -> torch.nn.Module:
+        options = {"device_map": device_map, "max_memory": {"cpu": limit}}
+        if not is_patched:
+            return ours(case.cls, folder, **options)
+        with loadstone.patch("transformers"):
+            return case.cls.from_pretrained(folder, **options)
+
+    with pytest.raises(loadstone.PlanError, match=r"its limit is 1\.0 kB") as caught:
+        loaded(1000)
+    assert caught.value.code == "plan.over_budget"
+    assert loadstone.audit(loaded("1GiB")).ok
+
+
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 
 

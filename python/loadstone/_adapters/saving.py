@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
-import functools
+import inspect
+import weakref
 from typing import Any
 
 import torch
 
 from loadstone._adapters.accelerate_hooks import offloaded_tensors
+from loadstone._base.adapters import is_of
 from loadstone._base.errors import counted, new_error
 
 
+class _SavePretrained:
+    """The ``save_pretrained`` of one model; its pickles contain the method of the class."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = weakref.ref(model)
+        self.__signature__ = inspect.signature(model.save_pretrained)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model: Any = self._model()
+        return save_with_values(type(model).save_pretrained, model, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _SavePretrained:
+        return _SavePretrained(memo[id(self._model())])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._model(), "save_pretrained")
+
+
 def save_offloaded_values(model: Any) -> None:
-    """Make ``save_pretrained`` write offloaded values after the patch has ended, too."""
-    if "save_pretrained" not in vars(model) and next(offloaded_tensors(model), None):
-        method = functools.partial(_save_with_values, model)
-        model.save_pretrained = functools.update_wrapper(method, model.save_pretrained)
-
-
-def _save_with_values(model: Any, *args: Any, **kwargs: Any) -> Any:
-    return save_with_values(type(model).save_pretrained, model, *args, **kwargs)
+    """Make ``save_pretrained`` write values that hooks store, without a patch too."""
+    if "save_pretrained" not in vars(model) and hasattr(model, "save_pretrained"):
+        model.save_pretrained = _SavePretrained(model)
 
 
 def save_with_values(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Save the values that hooks store.
 
-    diffusers would create the folder, and then fail because these tensors are on meta.
+    The libraries would create the folder, and then fail because these tensors are on meta. Only
+    transformers saves models with a device map, by shard.
     """
     groups = tensors_of_disk_groups(model)
     if groups:
@@ -35,6 +51,8 @@ def save_with_values(original: Any, model: Any, *args: Any, **kwargs: Any) -> An
             "uninitialized. Save the model before this offload, or load it again"
         )
         raise new_error("plan.options", message)
+    if hasattr(model, "hf_device_map") and is_of(type(model), "transformers"):
+        return original(model, *args, **kwargs)
     handle = model._register_state_dict_hook(_fill)
     try:
         return original(model, *args, **kwargs)
