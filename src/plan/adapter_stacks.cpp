@@ -101,8 +101,9 @@ std::vector<ExpertProduct> divided(const Parameter& parameter, const AdapterProd
   if (parameter.experts.empty()) {
     const std::uint64_t experts = (*shape_of(parameter.name))[0];
     for (std::uint64_t i = 0; i < experts; ++i) {
-      made.push_back({{.name = parameter.name, .part = AdapterPlace::Part::expert, .expert = i},
-                      rows_of_expert(product, i, experts, 0, product.out)});
+      ExpertProduct& one = made.emplace_back();
+      one.place = {.name = parameter.name, .part = AdapterPlace::Part::expert, .expert = i};
+      one.product = rows_of_expert(product, i, experts, 0, product.out);
     }
     return made;
   }
