@@ -14,8 +14,7 @@
 //                        old/              the old target, for a moment, if the file system cannot
 //                                          exchange folders in one step
 //                        older/            the files of an older output, for a moment, if the
-//                        target
-//                                          is a folder whose files are replaced one at a time
+//                                          target's files are replaced one at a time
 #pragma once
 
 #include <cstdint>
