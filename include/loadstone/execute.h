@@ -101,7 +101,7 @@ struct ExecuteOptions {
   // Do not commit the offload folder; the owner of Report::offload commits it.
   bool holds_offload = false;
   // A file that an earlier load into the same model wrote to the offload folder: this load may
-  // replace the values of that load. "": none.
+  // remove the files of that load. "": none.
   std::string own_offload_file = {};
   // Make Report::receipt with digests of this kind: of sources as they are read, and of every
   // target in memory at the end. nullopt: no receipt, and no cost.

@@ -370,10 +370,6 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
     {"merge.unused", "A tensor of an adapter would have no effect on the base model.",
      "If the tensor belongs to another model, exclude it with a pattern. If not, check that the "
      "base is the model that the adapter was trained for."},
-    {"offload.in_use",
-     "A load would replace values in an offload folder that a model still reads from there.",
-     "Choose another offload folder, or delete the model first (Python: `del model`, then "
-     "`gc.collect()`)."},
     {"offload.index", "The offload folder has an invalid index.json.",
      "Move the index.json elsewhere, or choose another offload folder."},
     {"offload.name", "An offloaded tensor's name is not a valid file name.",

@@ -325,7 +325,8 @@ static void check_source(const Catalog& catalog, const ConvertOptions& options) 
     refuse_option(
         "quantize",
         "the checkpoint is already quantized. One conversion cannot both rename its stored "
-        "tensors by rules and quantize: convert twice");
+        "tensors by rules (as --converter does) and quantize. Two conversions can, but the second "
+        "rounds the decoded values again");
   }
 }
 

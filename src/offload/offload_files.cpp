@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstring>
 #include <map>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -53,6 +54,21 @@ std::string_view run_of(std::string_view name) noexcept {
   return digits >= 5 && (rest == ".safetensors" || rest == ".dat") ? run : std::string_view();
 }
 
+// Returns the file on which OffloadFolder::lock_values() is taken; an empty string if the run left
+// no such file.
+std::string values_lock(const std::set<std::string>& names, std::string_view run) {
+  const auto first = names.lower_bound(fmt::format("{}{}-", data_prefix, run));
+  for (auto name = first; name != names.end() && run_of(*name) == run; ++name) {
+    if (name->ends_with(".safetensors")) return *name;
+  }
+  return {};
+}
+
+bool is_locked(WritableStorage& storage, const std::string& path) {
+  const auto lock = storage.open_lock(path);
+  return lock != nullptr && lock->take(LockMode::exclusive, false) == LockResult::busy;
+}
+
 // Returns true if the process of the run has ended.
 bool has_ended(WritableStorage& storage, const std::string& lock_path) {
   if (!storage.status(lock_path, true)) return true;
@@ -72,15 +88,6 @@ std::string offload_index_name(std::string_view run) {
 
 std::string offload_data_name(std::string_view run, std::size_t number, bool is_raw) {
   return fmt::format("{}{}-{:05}.{}", data_prefix, run, number, is_raw ? "dat" : "safetensors");
-}
-
-bool is_offload_data_name(std::string_view name) noexcept {
-  return !name.starts_with('.') && !run_of(name).empty();
-}
-
-std::string lock_file_of(const OffloadIndex& index, std::string_view file) {
-  if (!is_offload_data_name(file)) return {};
-  return *index.files.lower_bound(fmt::format("{}{}-", data_prefix, run_of(file)));
 }
 
 bool is_readable_offload(Dtype dtype) noexcept {
@@ -160,7 +167,6 @@ OffloadIndex read_offload_index(WritableStorage& storage, const std::string& pat
     std::string_view file;
     if (value["safetensors_file"].get_string().get(file) == simdjson::SUCCESS) {
       index.files.emplace(file_name(file));
-      index.file_of.emplace(key, file_name(file));
     } else {
       index.raw_names.emplace(key);
     }
@@ -169,15 +175,21 @@ OffloadIndex read_offload_index(WritableStorage& storage, const std::string& pat
 }
 
 void remove_stale_offload(WritableStorage& storage, const std::string& folder,
-                          const OffloadIndex& index) {
+                          const OffloadIndex& index, const std::string& own_file) {
+  const auto listed = storage.list(folder);
+  const std::set<std::string> names(listed.begin(), listed.end());
   std::map<std::string, bool, std::less<>> ended;
-  for (const std::string& name : storage.list(folder)) {
+  for (const std::string& name : names) {
     const std::string_view run = run_of(name);
     if (run.empty() || index.files.contains(name)) continue;
     auto known = ended.find(run);
     if (known == ended.end()) {
       const std::string lock_path = folder + "/" + offload_lock_name(run);
-      known = ended.emplace(run, has_ended(storage, lock_path)).first;
+      const std::string values = values_lock(names, run);
+      const std::string values_path = folder + "/" + values;
+      const bool is_read =
+          !values.empty() && values_path != own_file && is_locked(storage, values_path);
+      known = ended.emplace(run, !is_read && has_ended(storage, lock_path)).first;
     }
     if (known->second) storage.remove(folder + "/" + name);
   }

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -69,25 +68,18 @@ class OffloadFile {
 // The content of an existing index.
 struct OffloadIndex {
   std::vector<std::pair<std::string, std::string>> members;  // names with their JSON values
-  std::set<std::string> files;                 // file names in the members, without folders
-  std::map<std::string, std::string> file_of;  // those file names, by tensor
-  std::set<std::string> raw_names;             // names of values that are stored in NAME.dat
+  std::set<std::string> files;      // file names in the members, without folders
+  std::set<std::string> raw_names;  // names of values that are stored in NAME.dat
 };
 
 // Returns an empty index if the file does not exist. Throws Error "offload.index" for an invalid
 // one.
 [[nodiscard]] OffloadIndex read_offload_index(WritableStorage& storage, const std::string& path);
 
-// Removes the files of interrupted runs. The caller must have locked the folder. If the file system
-// does not support locks, running processes cannot be detected, so no file is removed.
+// Removes files that are not in the index: those of interrupted runs, and replaced ones, unless a
+// model has locked the values of their run on a file other than `own_file`. The caller must have
+// locked the folder. If the file system does not support locks, files of interrupted runs stay.
 void remove_stale_offload(WritableStorage& storage, const std::string& folder,
-                          const OffloadIndex& index);
-
-// Returns the file of the index whose lock protects all values of the run that wrote `file`; an
-// empty string if no run did.
-[[nodiscard]] std::string lock_file_of(const OffloadIndex& index, std::string_view file);
-
-// Returns true if the name is that of a data file that a run made.
-[[nodiscard]] bool is_offload_data_name(std::string_view name) noexcept;
+                          const OffloadIndex& index, const std::string& own_file);
 
 }  // namespace loadstone

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstring>
 #include <iterator>
-#include <set>
 #include <utility>
 
 #include "base/json_writer.h"
@@ -89,9 +88,8 @@ void OffloadFolder::begin() {
   make_folder();
   real_folder_ = storage_.real_path(folder_);
   const auto lock = locked(storage_, folder_);
-  const OffloadIndex known = read_offload_index(storage_, index_path());
-  require_unused(known);
-  remove_stale_offload(storage_, folder_, known);
+  remove_stale_offload(storage_, real_folder_, read_offload_index(storage_, index_path()),
+                       own_file_);
   std::string run = random_name();
   lock_path_ = folder_ + "/" + offload_lock_name(run);
   static_cast<void>(storage_.create(lock_path_));
@@ -269,36 +267,12 @@ void OffloadFolder::tie(const std::string& name, const std::string& root) {
 
 std::shared_ptr<FileLock> OffloadFolder::lock_values() {
   write_added();
-  std::string first;
-  for (const OffloadEntry& entry : entries_) {
-    if (entry.target.empty() || !entry.is_written || entry.safetensors_file.empty()) continue;
-    if (first.empty() || entry.safetensors_file < first) first = entry.safetensors_file;
-  }
-  if (first.empty()) return nullptr;
-  std::shared_ptr<FileLock> lock = storage_.open_lock(first);
+  const auto first = std::ranges::find(files_, false, &OffloadFile::is_raw);
+  if (first == files_.end()) return nullptr;
+  std::shared_ptr<FileLock> lock =
+      storage_.open_lock(real_folder_ + "/" + std::string(file_name(first->path())));
   if (lock != nullptr) static_cast<void>(lock->take(LockMode::shared, false));
   return lock;
-}
-
-// Rejects a run that would replace values of a model that is still in use.
-void OffloadFolder::require_unused(const OffloadIndex& known) const {
-  NameSet names;
-  for (const OffloadEntry& entry : entries_) names.insert(entry.target);
-  std::set<std::string> unused;
-  for (const auto& [name, file] : known.file_of) {
-    if (!names.contains(name) && !is_component_of(names, name)) continue;
-    const std::string lock_file = lock_file_of(known, file);
-    if (lock_file.empty() || !unused.insert(lock_file).second) continue;
-    const std::string path = real_folder_ + "/" + lock_file;
-    if (path == own_file_ || !is_there(storage_, path)) continue;
-    const auto lock = storage_.open_lock(path);
-    if (lock == nullptr || lock->take(LockMode::exclusive, false) != LockResult::busy) continue;
-    throw Error(
-        "offload.in_use",
-        "a model that is still in use reads this tensor from the offload folder, and this "
-        "load would replace the tensor; pass a different folder, or delete that model first",
-        {.path = folder_, .tensor = name});
-  }
 }
 
 void OffloadFolder::commit() {
@@ -311,7 +285,6 @@ void OffloadFolder::commit() {
   const auto lock = locked(storage_, folder_);
   const std::string path = index_path();
   const OffloadIndex known = read_offload_index(storage_, path);
-  require_unused(known);
   name_raw_files();
   storage_.write_whole(path, folder_ + "/" + offload_index_name(run_), index_text(known));
   is_committed_ = true;
@@ -377,14 +350,11 @@ void OffloadFolder::files_committed() noexcept {
   for (auto& parts : parts_) parts.clear();
 }
 
-// Removes the files of values that no entry refers to any more.
+// Removes the files of values that neither an entry nor a model refers to any more.
 void OffloadFolder::remove_replaced(const OffloadIndex& known) noexcept {
   try {
     const OffloadIndex now = read_offload_index(storage_, index_path());
-    for (const std::string& file : known.files) {
-      if (!is_offload_data_name(file) || now.files.contains(file)) continue;
-      storage_.remove(folder_ + "/" + file);
-    }
+    remove_stale_offload(storage_, real_folder_, now, own_file_);
     for (const std::string& name : known.raw_names) {
       if (name.find('/') != std::string::npos || now.raw_names.contains(name)) continue;
       storage_.remove(folder_ + "/" + name + offload_raw_ending);

@@ -25,8 +25,8 @@ class OffloadFolder {
  public:
   // Creates the files for all targets with Delivery::disk_write. A plan without such targets and
   // without a folder creates nothing. Throws Error "offload.name", "offload.index", "plan.dtype",
-  // "io.no_space", "io.denied" or "io.write", and "offload.in_use" if it would replace values of a
-  // run that has a lock_values(), unless `own_file` is the file of that lock.
+  // "io.no_space", "io.denied" or "io.write". Removes the files of earlier runs whose values the
+  // index no longer refers to, unless the run has a lock_values() on a file other than `own_file`.
   OffloadFolder(const Plan& plan, Storage& storage, std::string own_file = {});
   OffloadFolder(const OffloadFolder&) = delete;
   OffloadFolder& operator=(const OffloadFolder&) = delete;
@@ -50,8 +50,8 @@ class OffloadFolder {
   // Makes `name` an entry with the value of `root`.
   void tie(const std::string& name, const std::string& root);
 
-  // Returns a lock that prevents other runs from replacing the written values, in this process and
-  // in others. Null if there are no such values. Call before commit().
+  // Returns a lock that prevents other runs from removing the written files, in this process and in
+  // others. Null if there are no such files. Call before commit().
   [[nodiscard]] std::shared_ptr<FileLock> lock_values();
   // Syncs all files to disk, then renames the index. Keeps the folder's other entries.
   void commit();
@@ -86,7 +86,6 @@ class OffloadFolder {
   [[nodiscard]] OffloadEntry& required(const std::string& name);
   [[nodiscard]] OffloadValue& value_of(const std::string& name);
   void write_added();
-  void require_unused(const OffloadIndex& known) const;
   void name_raw_files();
   [[nodiscard]] std::string index_text(const OffloadIndex& known) const;
   void files_committed() noexcept;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 #include <utility>
@@ -15,6 +16,7 @@ namespace {
 // The tensors of the base that hold one parameter: a stack, or several per expert.
 struct Parameter {
   std::string name;
+  std::string key;                                 // the module's name and the parameter's
   std::vector<std::vector<AdapterPlace>> experts;  // empty for a stack
 };
 
@@ -51,9 +53,9 @@ std::vector<Parameter> parameters_of(const std::string& module,
     const std::string leaf = name.substr(dot == std::string::npos ? 0 : dot + 1);
     const auto stack = places.find(module + "." + leaf);
     if (stack.size() == 1 && stack[0].part == AdapterPlace::Part::all) {
-      found.push_back({stack[0].name, {}});
+      found.push_back({stack[0].name, module + "." + leaf, {}});
     } else if (auto experts = separate_experts(module, leaf, places); !experts.empty()) {
-      found.push_back({module + "." + leaf, std::move(experts)});
+      found.push_back({module + "." + leaf, module + "." + leaf, std::move(experts)});
     }
   }
   return found;
@@ -61,8 +63,9 @@ std::vector<Parameter> parameters_of(const std::string& module,
 
 bool fits_stack(const Shape& shape, const AdapterProduct& product) {
   if (shape.rank() != 3 || shape[0] == 0 || product.rank % shape[0] != 0) return false;
-  return (shape[1] == product.out && shape[2] == product.in) ||
-         (shape[1] == product.in && shape[2] == product.out);
+  const bool is_straight = shape[1] == product.out && shape[2] == product.in;
+  // peft adds the product of a single expert as it is.
+  return is_straight || (shape[0] > 1 && shape[1] == product.in && shape[2] == product.out);
 }
 
 // Returns true if the parts of each expert have the product's shape together.
@@ -133,6 +136,14 @@ std::optional<bool> is_transposed_stack(const std::string& name, const ShapeOf& 
   return std::nullopt;
 }
 
+std::string key_in_config(const std::string& module, const AdapterConfig& config) {
+  const std::string weight = unwrapped_module(module) + ".weight";
+  const bool is_parameter = std::ranges::any_of(config.parameters(), [&](const auto& parameter) {
+    return ("." + weight).ends_with("." + parameter);
+  });
+  return is_parameter ? weight : module;
+}
+
 std::string unwrapped_module(std::string module) {
   constexpr std::string_view wrapper = ".base_layer";
   while (module.ends_with(wrapper)) module.resize(module.size() - wrapper.size());
@@ -164,8 +175,13 @@ std::vector<ExpertProduct> expert_products(std::string module, const AdapterProd
   std::vector<ExpertProduct> made = divided(*chosen, product, shape_of);
   const auto swaps = config.swaps_stacks();
   for (ExpertProduct& each : made) {
-    if (swaps == false) each.place.is_transposed = true;
-    if (swaps == true) each.place.is_transposed = is_transposed_stack(each.place.name, shape_of);
+    if (made.size() == 1) {
+      each.place.is_transposed = false;
+    } else if (swaps) {
+      each.place.is_transposed =
+          *swaps ? is_transposed_stack(each.place.name, shape_of) : std::optional(true);
+    }
+    each.key = chosen->key;
   }
   return made;
 }

@@ -20,6 +20,7 @@ using ShapeOf = std::function<const Shape*(const std::string&)>;
 struct ExpertProduct {
   AdapterPlace place;
   AdapterProduct product;
+  std::string key;  // see key_in_config()
 };
 
 // Divides the product of a module into those of its experts. The module's name does not contain the
@@ -36,6 +37,10 @@ struct ExpertProduct {
 // layer's other stack shows; nullopt without such a stack.
 [[nodiscard]] std::optional<bool> is_transposed_stack(const std::string& name,
                                                       const ShapeOf& shape_of);
+
+// Returns the name with which patterns of ranks and alphas are compared: that of the module, or of
+// its weight if peft adapts it as a parameter.
+[[nodiscard]] std::string key_in_config(const std::string& module, const AdapterConfig& config);
 
 // Removes ".base_layer" from the end of a module's name: peft nests the modules of two parameters.
 [[nodiscard]] std::string unwrapped_module(std::string module);

@@ -257,7 +257,9 @@ class Adder {
     if (module.difference) add_difference(place, module);
     if (module.has_product() && !module.difference) {
       require_both(module);
-      add_product(name, module, place, product_of(module, numbers_));
+      const AdapterConfig* const config = config_of(name);
+      const std::string key = config == nullptr ? name : key_in_config(name, *config);
+      add_product(key, module, place, product_of(module, numbers_));
     }
   }
 
@@ -268,9 +270,7 @@ class Adder {
     require_both(module);
     const auto experts =
         expert_products(name, product_of(module, numbers_), *config, places_, shape_of_);
-    for (const auto& [place, product] : experts) {
-      add_product(unwrapped_module(name), module, place, product);
-    }
+    for (const auto& [place, product, key] : experts) add_product(key, module, place, product);
     has_match_ = has_match_ || !experts.empty();
     return !experts.empty();
   }

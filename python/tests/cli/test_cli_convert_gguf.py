@@ -194,7 +194,7 @@ def test_what_is_refused(run, small, source, tmp_path, write_safetensors):
     assert wrong.returncode != 0
     assert ".gguf" in wrong.stderr
     run("convert", source, tmp_path / "out.gguf", "--to", "safetensors", status=2)
-    run("convert", source, tmp_path / "out.gguf", "--quantize", "nvfp4", status=2)
+    run("convert", source, tmp_path / "out.gguf", "--quantize", "fp8", status=2)
     assert not (tmp_path / "no.gguf").exists()
     assert not (tmp_path / "out.safetensors").exists()
 

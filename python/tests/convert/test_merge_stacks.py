@@ -76,6 +76,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "one": {"target_parameters": BOTH[1:]},
     "with a module": {"target_modules": ["gate"]},
     "rslora": {"use_rslora": True},
+    "alpha of a parameter": {"alpha_pattern": {"experts.down_proj": 32}},
+    "alpha of a name": {"alpha_pattern": {"gate_up_proj": 32, "mlp.experts": 5}},
+    "rank of a parameter": {"rank_pattern": {"experts.down_proj": 7}},
 }
 
 
@@ -163,6 +166,32 @@ def test_an_adapter_for_a_different_number_of_experts(experts: int, tmp_path: Pa
             tmp_path / "base.safetensors", tmp_path / "out.safetensors", lora=tmp_path / "adapter"
         )
     assert not (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize("key", ["gate", "gate.weight", "mlp.gate.weight"])
+def test_patterns_of_a_matrix_that_is_adapted_as_a_parameter(key: str, tmp_path: Path) -> None:
+    model = net()
+    base, out = tmp_path / "base.safetensors", tmp_path / "out.safetensors"
+    save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, base)
+    options = {"target_parameters": ["mlp.gate.weight"], "alpha_pattern": {key: 32}}
+    expected = adapted(model, tmp_path / "adapter", **options)
+    loadstone.merge(base, out, lora=tmp_path / "adapter")
+    for name, tensor in load_file(out).items():
+        close(tensor, expected[name], 200)
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_a_stack_of_one_square_expert(is_transposed: bool, tmp_path: Path) -> None:
+    """peft adds the product of a single expert as it is."""
+    model = nn.Module()
+    model.experts = nn.Module()
+    model.experts.is_transposed = is_transposed
+    model.experts.down_proj = nn.Parameter(torch.randn(1, HIDDEN, HIDDEN))
+    base, out = tmp_path / "base.safetensors", tmp_path / "out.safetensors"
+    save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, base)
+    expected = adapted(model, tmp_path / "adapter", target_parameters=["experts.down_proj"])
+    loadstone.merge(base, out, lora=tmp_path / "adapter")
+    close(load_file(out)["experts.down_proj"], expected["experts.down_proj"], 200)
 
 
 @pytest.mark.parametrize("is_transposed", [False, True])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,42 +14,32 @@ from command import run
 
 import loadstone
 
-CHILD = """
-import pathlib, sys, torch, loadstone
-model = torch.nn.Linear(3, 2)
-try:
-    loadstone.load(model, sys.argv[1], device_map="disk", offload_folder=sys.argv[2])
-except loadstone.Error as error:
-    sys.exit(error.code)
-"""
-
 
 class Folder:
-    """An offload folder, and a torch file, from which a load copies all values to the folder."""
+    """An offload folder, and torch files, from which a load copies all values to the folder."""
 
     def __init__(self, root: Path) -> None:
-        self.file, self.path = root / "model.bin", root / "offload"
-        torch.save(torch.nn.Linear(3, 2).state_dict(), self.file)
+        self.root, self.path = root, root / "offload"
 
-    def load(self, model: Any = None, **options: Any) -> Any:
+    def load(self, model: Any = None, seed: int = 0, **options: Any) -> Any:
+        torch.manual_seed(seed)
+        file = self.root / f"{seed}.bin"
+        torch.save(torch.nn.Linear(3, 2).state_dict(), file)
         model = torch.nn.Linear(3, 2) if model is None else model
         places = {"device_map": "disk", "offload_folder": self.path}
-        loadstone.load(model, self.file, **places | options)
+        loadstone.load(model, file, **places | options)
         return model
 
-    def names(self) -> set[str]:
-        return {path.name for path in self.path.iterdir()}
+    def has_values(self, model: Any, seed: int) -> bool:
+        """Return whether the model computes with the values of this seed."""
+        state = torch.load(self.root / f"{seed}.bin")
+        data = torch.randn(4, 3)
+        with torch.no_grad():
+            found = model(data)
+        return torch.equal(found, torch.nn.functional.linear(data, state["weight"], state["bias"]))
 
-    def refuses(self, model: Any = None) -> bool:
-        before = self.names()
-        try:
-            self.load(model)
-        except loadstone.PlanError as error:
-            assert error.code == "offload.in_use" and error.path == str(self.path)
-            assert "pass a different folder, or delete that model first" in str(error)
-            assert self.names() == before
-            return True
-        return False
+    def files(self) -> int:
+        return len(list(self.path.glob("loadstone-*")))
 
 
 def descriptors() -> int:
@@ -67,64 +55,68 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
-def test_a_second_load_is_refused_until_the_model_is_deleted(folder: Folder) -> None:
+def test_each_model_keeps_its_values(folder: Folder) -> None:
+    models = [folder.load(seed=seed) for seed in range(3)]
+    assert folder.files() == 3
+    assert all(folder.has_values(model, seed) for seed, model in enumerate(models))
+    assert not folder.has_values(models[0], 1)  # the seeds differ
+
+
+def test_the_next_load_removes_the_files_of_deleted_models(folder: Folder) -> None:
     model = folder.load()
-    assert folder.refuses()
-    loadstone.load(
-        torch.nn.Sequential(torch.nn.Linear(3, 2)),
-        folder.file,
-        rules={"": "0."},
-        device_map="disk",
-        offload_folder=folder.path,
-    )  # fmt: skip  (other names)
     count = descriptors()
-    for _ in range(3):
-        del model
+    for seed in range(1, 4):
+        model = folder.load(seed=seed)  # the old model lives until the load ends
         gc.collect()
-        model = folder.load()
-        assert folder.refuses()
-    assert descriptors() == count
-    assert model.weight.is_meta
-
-
-def test_other_processes_are_refused_too(folder: Folder) -> None:
-    model = folder.load()
-    child = [sys.executable, "-c", CHILD, str(folder.file), str(folder.path)]
-    done = subprocess.run(child, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and done.stderr.strip() == "offload.in_use"
-    command = ("load", folder.file, "--device-map", "disk", "--offload-folder", folder.path)
-    done = run(*command)
-    assert done.returncode != 0 and "[offload.in_use]" in done.stderr
+        assert folder.files() == 2
+        assert folder.has_values(model, seed)
+        assert descriptors() == count
     del model
     gc.collect()
-    assert run(*command).returncode == 0
+    kept = folder.load(seed=9)
+    assert folder.files() == 1 and folder.has_values(kept, 9)
+
+
+def test_other_processes_keep_the_files(folder: Folder) -> None:
+    model = folder.load()
+    torch.save(torch.nn.Linear(3, 2).state_dict(), folder.root / "other.bin")
+    command = ("load", folder.root / "other.bin", "--device-map", "disk")
+    for _ in range(2):
+        assert run(*command, "--offload-folder", folder.path).returncode == 0
+        assert folder.files() == 2 and folder.has_values(model, 0)
+    del model
+    gc.collect()
+    assert run(*command, "--offload-folder", folder.path).returncode == 0
+    assert folder.files() == 1
 
 
 def test_the_model_itself_may_be_loaded_again(folder: Folder) -> None:
     model = folder.load()
-    for _ in range(2):
-        folder.load(model)
-    assert len(folder.names()) == 2  # the index and one file
+    for seed in (1, 2):
+        folder.load(model, seed=seed)
+        assert folder.files() == 1 and folder.has_values(model, seed)
     with pytest.raises(OSError, match="cannot show"):
-        folder.load(model, progress=fail)
-    assert folder.refuses()
-    folder.load(model, device_map="cpu")
-    assert not folder.refuses()
+        folder.load(model, seed=3, progress=fail)
+    assert folder.has_values(model, 2)
+    folder.load(seed=4)
+    assert folder.has_values(model, 2)
 
 
 def test_a_copy_reads_the_same_files(folder: Folder) -> None:
     model = folder.load()
     copied = copy.deepcopy(model)
-    assert folder.refuses(model)
+    folder.load(model, seed=1)
+    assert folder.has_values(copied, 0) and folder.has_values(model, 1)
     del model
     gc.collect()
-    assert folder.refuses()
-    assert not folder.refuses(copied)
+    folder.load(seed=2)
+    assert folder.has_values(copied, 0)
 
 
 def test_a_pickle_holds_no_lock(folder: Folder) -> None:
     pickled = pickle.dumps(folder.load())
     gc.collect()
-    model = pickle.loads(pickled)
-    assert not folder.refuses()
-    assert model.weight.is_meta
+    folder.load(seed=1)
+    assert folder.files() == 1
+    with pytest.raises((loadstone.Error, OSError)):
+        pickle.loads(pickled)(torch.randn(1, 3))
