@@ -34,11 +34,11 @@ struct Case {
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
-      {"mxfp4", 32, Dtype::f8_e8m0, 4, 7},     {"mxfp4-gguf", 32, Dtype::f8_e8m0, 4, 7},
-      {"nvfp4", 16, Dtype::f8_e4m3, 4, 7},     {"q4_0", 32, Dtype::f16, 4, 0},
-      {"q8_0", 32, Dtype::f16, 8, 0x80},       {"mxfp8", 32, Dtype::f8_e8m0, 8, 0x7e},
-      {"fp8", 0, Dtype::f32, 8, 0x7e},         {"fp8-channel", 0, Dtype::f32, 8, 0x7e},
-      {"fp8-block", 128, Dtype::f32, 8, 0x7e}, {"int8-channel", 0, Dtype::f32, 8, 0x7f},
+      {"mxfp4", 32, Dtype::f8_e8m0, 4, 7},      {"mxfp4-gguf", 32, Dtype::f8_e8m0, 4, 7},
+      {"nvfp4", 16, Dtype::f8_e4m3, 4, 7},      {"q4_0", 32, Dtype::f16, 4, 0},
+      {"q8_0", 32, Dtype::f16, 8, 0x80},        {"mxfp8", 32, Dtype::f8_e8m0, 8, 0x7e},
+      {"fp8", 0, Dtype::f32, 8, 0x7e},          {"fp8-channel", 0, Dtype::f32, 8, 0x7e},
+      {"fp8-block", 128, Dtype::f32, 8, 0x7e},  {"int8-channel", 0, Dtype::f32, 8, 0x7f},
       {"nvfp4-gguf", 16, Dtype::f8_e4m3, 4, 7},
   };
   return all;
