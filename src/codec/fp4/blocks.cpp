@@ -46,7 +46,7 @@ class BlockBytes final : public Decoder {
     for (std::uint64_t at = begin; at < end;) {
       const std::uint64_t inside = at % size;
       const std::uint64_t count = std::min(size - inside, end - at);
-      if (count == size) {
+      if (size == 1 || count == size) {
         make(parts, at / size - first, target);
         target += count;
         at += count;
