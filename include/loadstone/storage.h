@@ -70,6 +70,9 @@ struct FileStatus {
   FileIdentity identity{};
   std::uint64_t bytes_on_disk = 0;
   std::uint32_t permissions = 0;
+  // True if the path is the root of a mounted file system, even if its parent folder is on the same
+  // file system (mount --bind). False if the system does not report this (before Linux 5.8).
+  bool is_mount_point = false;
 };
 
 enum class Reserve : std::uint8_t {

@@ -34,6 +34,11 @@ const WrittenEncoding* find_written_encoding(std::string_view name) noexcept {
   return nullptr;
 }
 
+std::string name_in_gguf(std::string_view name) {
+  const std::string blocks = fmt::format("{}-gguf", name);
+  return find_written_encoding(blocks) == nullptr ? std::string(name) : blocks;
+}
+
 const WrittenEncoding& written_encoding(const Quantization& quantization) {
   const WrittenEncoding* const found = find_written_encoding(quantization.encoding);
   if (found == nullptr)

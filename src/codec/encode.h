@@ -161,6 +161,9 @@ struct WrittenEncoding {
 
 // Returns null for an unknown name.
 [[nodiscard]] const WrittenEncoding* find_written_encoding(std::string_view name) noexcept;
+// Returns the name of the encoding that stores the same codes in blocks of GGUF, or the same name
+// without such an encoding.
+[[nodiscard]] std::string name_in_gguf(std::string_view name);
 // `quantization` must be prepared. Otherwise throws Error "internal".
 [[nodiscard]] const WrittenEncoding& written_encoding(const Quantization& quantization);
 // Returns all written encodings, in the order of families.

@@ -409,7 +409,7 @@ void tell_schemes(const Conversion& conversion, const ConvertOptions& source,
 
 static bool is_of_diffusers(const Conversion& conversion, const ConvertOptions& source) {
   const Catalog& catalog = *conversion.plan.catalog;
-  return !string_member(source.folder.config, "_class_name").empty() ||
+  return is_config_of_diffusers(source.folder.config) ||
          recognised_image_model(catalog) != nullptr || has_unfused_names(catalog);
 }
 

@@ -332,8 +332,7 @@ static void check_source(const Catalog& catalog, const ConvertOptions& options) 
 
 static std::string usual_stem(const Catalog& catalog, std::string_view config) {
   if (is_adapter(catalog)) return std::string(adapter_stem);
-  const bool is_of_diffusers = !string_member(config, "_class_name").empty();
-  return is_of_diffusers ? "diffusion_pytorch_model" : "model";
+  return is_config_of_diffusers(config) ? "diffusion_pytorch_model" : "model";
 }
 
 // Returns the options with the format for all tensors moved to the end. Also sets the config of the

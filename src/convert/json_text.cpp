@@ -206,6 +206,10 @@ std::string string_member(std::string_view text, std::string_view key) {
   return value_at<std::string>(text, "/" + std::string(key)).value_or("");
 }
 
+bool is_config_of_diffusers(std::string_view text) {
+  return !string_member(text, "_class_name").empty();
+}
+
 bool has_member(std::string_view text, std::string_view key) {
   return value_at<dom::element>(text, "/" + std::string(key)).has_value();
 }

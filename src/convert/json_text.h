@@ -24,6 +24,8 @@ template <typename Value>
 [[nodiscard]] std::optional<Value> value_at(std::string_view text, const std::string& pointer);
 // Returns the value of a top-level string member; empty if it is absent or not a string.
 [[nodiscard]] std::string string_member(std::string_view text, std::string_view key);
+// Returns true for the config of a model of diffusers.
+[[nodiscard]] bool is_config_of_diffusers(std::string_view text);
 // Returns the JSON text of a member that is an object. `text` must satisfy is_json_object().
 [[nodiscard]] std::string_view object_member(std::string_view text, std::string_view key);
 [[nodiscard]] bool has_member(std::string_view text, std::string_view key);

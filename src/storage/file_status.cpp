@@ -1,7 +1,5 @@
 #include "storage/file_status.h"
 
-#include <fcntl.h>
-
 namespace loadstone {
 
 namespace {
@@ -31,12 +29,6 @@ FileStatus status_of(const struct stat& status) noexcept {
           .identity = identity_of(status),
           .bytes_on_disk = static_cast<std::uint64_t>(status.st_blocks) * 512,
           .permissions = status.st_mode & 07777};
-}
-
-bool is_mount_point(const std::string& path) noexcept {
-  struct statx status {};
-  const int result = ::statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, 0, &status);
-  return result == 0 && (status.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
 }
 
 }  // namespace loadstone

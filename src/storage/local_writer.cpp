@@ -131,6 +131,10 @@ class LocalWriter final : public WritableStorage {
     const int result = follows_link ? ::stat(path.c_str(), &found) : ::lstat(path.c_str(), &found);
     if (result != 0) return errno;
     status = status_of(found);
+    struct statx mount {};
+    const int flags = follows_link ? 0 : AT_SYMLINK_NOFOLLOW;
+    status.is_mount_point = ::statx(AT_FDCWD, path.c_str(), flags, 0, &mount) == 0 &&
+                            (mount.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0;
     return 0;
   }
 

@@ -1,15 +1,19 @@
 // Reads elements of tensors, and of values made from tensors, as bytes in C order.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "boxes/decodings.h"
 #include "catalog/open_shards.h"
+#include "engine/jobs.h"
 #include "engine/value_reader.h"
 #include "loadstone/catalog.h"
 
@@ -57,5 +61,24 @@ class ElementReader {
   TensorRecipe value_;
   std::unique_ptr<ValueReader> reader_;
 };
+
+// Reads two values in steps of this many bytes. Returns the first byte at which they differ
+// according to `compare`.
+template <typename Compare>
+std::optional<std::uint64_t> compare_in_steps(ElementReader& first, ElementReader& second,
+                                              std::size_t step, Jobs& jobs,
+                                              std::vector<std::byte>& scratch, Compare compare) {
+  for (std::uint64_t at = 0; at < first.size(); at += step) {
+    const std::uint64_t bytes = std::min<std::uint64_t>(step, first.size() - at);
+    scratch.resize(2 * bytes);
+    const auto left = std::span(scratch).first(bytes);
+    const auto right = std::span(scratch).subspan(bytes);
+    first.read(at, left);
+    second.read(at, right);
+    if (!jobs.goes_on(2 * bytes)) break;
+    if (const auto found = compare(left, right)) return at + *found;
+  }
+  return std::nullopt;
+}
 
 }  // namespace loadstone

@@ -107,20 +107,11 @@ ErrorSize size_of(const std::string& name, const Measured& values, const OpenSha
   ElementReader right(second, name, values.second, dtype, jobs.stop());
   const std::uint64_t step = std::max(bytes_at_once(values.first), bytes_at_once(values.second));
   ErrorSum sum;
-  for (std::uint64_t at = 0; at < left.size(); at += step) {
-    const std::uint64_t bytes = std::min(step, left.size() - at);
-    scratch.resize(2 * bytes);
-    const auto a = std::span(scratch).first(bytes);
-    const auto b = std::span(scratch).subspan(bytes);
-    left.read(at, a);
-    right.read(at, b);
-    if (!jobs.goes_on(2 * bytes)) break;
-    if (is_wide) {
-      add_all<double>(a, b, sum);
-    } else {
-      add_all<float>(a, b, sum);
-    }
-  }
+  const auto add = [&](std::span<const std::byte> a, std::span<const std::byte> b) {
+    is_wide ? add_all<double>(a, b, sum) : add_all<float>(a, b, sum);
+    return std::optional<std::uint64_t>();
+  };
+  static_cast<void>(compare_in_steps(left, right, step, jobs, scratch, add));
   return sum.size();
 }
 

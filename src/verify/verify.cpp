@@ -113,24 +113,6 @@ std::optional<std::size_t> first_value(Dtype dtype, std::span<const std::byte> l
   return std::nullopt;
 }
 
-// Returns the first byte at which two values differ according to `compare`.
-template <typename Compare>
-std::optional<std::uint64_t> first_difference(ElementReader& first, ElementReader& second,
-                                              std::size_t step, Jobs& jobs,
-                                              std::vector<std::byte>& scratch, Compare compare) {
-  for (std::uint64_t at = 0; at < first.size(); at += step) {
-    const std::uint64_t bytes = std::min<std::uint64_t>(step, first.size() - at);
-    scratch.resize(2 * bytes);
-    const auto left = std::span(scratch).first(bytes);
-    const auto right = std::span(scratch).subspan(bytes);
-    first.read(at, left);
-    second.read(at, right);
-    if (!jobs.goes_on(2 * bytes)) break;
-    if (const auto found = compare(left, right)) return at + *found;
-  }
-  return std::nullopt;
-}
-
 // Compares in element order, which is the byte order if both tensors have the same strides.
 std::optional<std::uint64_t> first_difference(const OpenShards& first, const TensorInfo& a,
                                               const OpenShards& second, const TensorInfo& b,
@@ -139,7 +121,7 @@ std::optional<std::uint64_t> first_difference(const OpenShards& first, const Ten
   ElementReader left(first, a, same_order, jobs.stop());
   ElementReader right(second, b, same_order, jobs.stop());
   const std::size_t step = same_order ? chunk_bytes_max : strided_chunk_bytes_max;
-  return first_difference(left, right, step, jobs, scratch, first_byte);
+  return compare_in_steps(left, right, step, jobs, scratch, first_byte);
 }
 
 // Compares values that must be equal, regardless of position and encoding.
@@ -155,7 +137,7 @@ std::optional<Difference> number_difference(const OpenShards& first, const OpenS
     if (pair.first.is_quantized()) return first_number(a, b);
     return is_cast ? first_value(pair.dtype, a, b) : first_byte(a, b);
   };
-  const auto at = first_difference(left, right, step, jobs, scratch, compare);
+  const auto at = compare_in_steps(left, right, step, jobs, scratch, compare);
   if (const Overflow beyond = left.take_overflow(); beyond.count > 0 && !at) {
     return Difference{pair.name, DifferenceKind::values,
                       fmt::format("{}, for which {} of the values {} too large", name(pair.dtype),

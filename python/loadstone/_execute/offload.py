@@ -10,7 +10,7 @@ import torch
 from loadstone import _core
 from loadstone._base.dtypes import dtype_name
 
-# While a model lives, its lock keeps other loads from replacing the files that its hooks read.
+# While a model lives, its lock keeps other loads from removing the files that its hooks read.
 _locks: weakref.WeakKeyDictionary[Any, _core.FileLock] = weakref.WeakKeyDictionary()
 
 

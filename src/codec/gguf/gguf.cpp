@@ -26,6 +26,15 @@ constexpr auto iq4_codes = [] {
   return codes;
 }();
 
+// The two values of each byte of E2M1 codes, the low half first.
+constexpr auto e2m1_pairs = [] {
+  std::array<std::array<float, 2>, 256> pairs{};
+  for (std::size_t byte = 0; byte < pairs.size(); ++byte) {
+    pairs[byte] = {simd::e2m1_doubled[byte & 15] * 0.5F, simd::e2m1_doubled[byte >> 4] * 0.5F};
+  }
+  return pairs;
+}();
+
 // Returns the codes of a format whose blocks have one scale, and an empty set for other formats.
 std::span<const float> codes_of(BlockFormat format) noexcept {
   switch (format) {
@@ -228,9 +237,10 @@ class Nvfp4Decoder final : public Decoder {
       const std::uint64_t count = std::min(numbers.size() - skipped, end - at);
       const Block block = load(begin, at, parts);
       const float scale = number::product(block.scale, global_of(begin, at, parts));
-      for (std::size_t i = 0; i < numbers.size(); ++i) {
-        const auto code = std::to_integer<unsigned>(block.codes[i / 2]) >> (i % 2 * 4) & 15u;
-        numbers[i] = static_cast<float>(simd::e2m1_doubled[code]) * 0.5F;
+      for (std::size_t i = 0; i < block.codes.size(); ++i) {
+        std::memcpy(numbers.data() + 2 * i,
+                    &e2m1_pairs[std::to_integer<std::size_t>(block.codes[i])],
+                    sizeof(e2m1_pairs[0]));
       }
       number::multiply(numbers.data(), numbers.size(), scale);
       cast_.run(reinterpret_cast<const std::byte*>(numbers.data() + skipped), target, count);

@@ -311,8 +311,7 @@ Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max, R
                   "fused", "separate");
   }
   Choosing(options, chooser, choices, findings).run(recipes);
-  const bool is_of_diffusers = !string_member(config, "_class_name").empty();
-  if (!is_of_diffusers) report_mixed_partners(recipes, chooser, choices, findings);
+  if (!is_config_of_diffusers(config)) report_mixed_partners(recipes, chooser, choices, findings);
   part_groups(recipes, choices);
   // `names` still contains stacks that were cut, but the recipes contain their experts instead.
   const std::vector<std::string> left = names_of(recipes);

@@ -303,9 +303,8 @@ Quantization parse_quantization(std::string_view text, QuantizeMode mode, FileFo
   return only_errors([&] {
     Quantization quantization;
     const auto colon = text.find(':');
-    quantization.encoding = lowered(text.substr(0, colon));
-    const std::string blocks = quantization.encoding + "-gguf";
-    if (format == FileFormat::gguf && find_written_encoding(blocks)) quantization.encoding = blocks;
+    const std::string asked = lowered(text.substr(0, colon));
+    quantization.encoding = format == FileFormat::gguf ? name_in_gguf(asked) : asked;
     const WrittenEncoding* const encoding = find_written_encoding(quantization.encoding);
     const bool is_format = container_of(format).is_format(quantization.encoding);
     if (encoding == nullptr && !is_format && quantization.encoding != "none") {

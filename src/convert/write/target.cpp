@@ -26,7 +26,6 @@
 #include "loadstone/error.h"
 #include "plan/catalog_of.h"
 #include "storage/disk_space.h"
-#include "storage/file_status.h"
 #include "storage/new_file.h"
 
 namespace loadstone {
@@ -314,8 +313,7 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
   if (conversion.one_file && status->kind != EntryKind::file) {
     refuse_target(place.path, "a folder or another object already has this name");
   }
-  const bool is_mounted = is_mount_point(place.path);
-  if (conversion.one_file && is_mounted) {
+  if (conversion.one_file && status->is_mount_point) {
     refuse_target(place.path,
                   "the target is a mount point, which the system cannot replace: mount its folder, "
                   "or choose a different target");
@@ -328,7 +326,8 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
     // them. If the working folder of this process were replaced, the caller's shell would be in a
     // removed folder.
     const FileStatus here = storage.status(".").value_or(FileStatus());
-    place.is_fixed = status->kind == EntryKind::link || is_mounted || same_file(here, *status) ||
+    place.is_fixed = status->kind == EntryKind::link || status->is_mount_point ||
+                     same_file(here, *status) ||
                      status->identity.device !=
                          storage.status(place.parent, true).value_or(*status).identity.device;
     place.has_files = place.is_fixed;
