@@ -40,6 +40,9 @@ function(loadstone_target_options target)
   elseif(LOADSTONE_ONE_VECTOR_ISA)
     target_compile_definitions(${target} PRIVATE
       "HWY_DISABLED_TARGETS=(HWY_AVX3_DL|HWY_AVX3|HWY_SSE4|HWY_SSSE3)")
+  else()
+    # Processors with SSSE3 but not SSE4 are older than 2008; they run the plain code.
+    target_compile_definitions(${target} PRIVATE "HWY_DISABLED_TARGETS=HWY_SSSE3")
   endif()
   if(LOADSTONE_BUILD_FUZZ)
     target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
@@ -53,7 +56,7 @@ function(loadstone_glob variable)
   set(${variable} ${found} PARENT_SCOPE)
 endfunction()
 
-# Compiles the files of each folder eight at a time, in less than half the processor time. Batches
+# Compiles the files of each folder sixteen at a time, in less than half the processor time. Batches
 # end with a folder, so a new file keeps ccache's objects of other folders valid. Kernels, which
 # Highway includes once for each instruction set, are compiled alone.
 function(loadstone_unity target)
@@ -72,7 +75,7 @@ function(loadstone_unity target)
       set(count 0)
       set(previous "${folder}")
     endif()
-    math(EXPR batch "${count} / 8")
+    math(EXPR batch "${count} / 16")
     math(EXPR count "${count} + 1")
     set_source_files_properties("${source}" PROPERTIES UNITY_GROUP "${folder}/${batch}")
   endforeach()
