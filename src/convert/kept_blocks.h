@@ -3,7 +3,10 @@
 #pragma once
 
 #include <functional>
+#include <map>
+#include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "loadstone/catalog.h"
@@ -31,6 +34,13 @@ class SeparateExperts;
 // recipes keep yielding values.
 void keep_blocks(const Catalog& catalog, const std::function<bool(const TargetRecipe&)>& wanted,
                  Recipes& recipes);
+
+// Returns quantizations for targets whose values come from NVFP4, with which the output stores the
+// same codes and scales.
+[[nodiscard]] std::map<std::string, Quantization, std::less<>> keep_nvfp4(
+    const std::shared_ptr<const Catalog>& catalog, const Recipes& recipes);
+// Returns true if no encoding was requested, so that quantized targets keep the source's codes.
+[[nodiscard]] bool keeps_source_codes(const Conversion& conversion);
 
 // Removes the recipes of companions of blocks that are decoded, and returns these companions,
 // because the output no longer needs them.

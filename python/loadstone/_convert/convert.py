@@ -192,8 +192,8 @@ def plan_conversion(
     names = ("rules", "dtype", "metadata", "converter", "trust_code", "allow_links")
     checkpoint = _open_source(arguments["source"], target, *(arguments[name] for name in names))
     decided = ("unexpected", "dequantize", "experts", "require_lossless")
-    decisions = {name: arguments[name] for name in decided}
-    return options, _core.make_conversion(**checkpoint, **core_arguments, **decisions)
+    decisions = {name: arguments[name] for name in decided} | checkpoint
+    return options, _core.make_conversion(**decisions, **core_arguments)
 
 
 def _convert_in_parts(
@@ -268,17 +268,19 @@ def _open_source(
     for adapter in adapters_with("gguf").values() if rules is None else ():
         traced = traced or resolve(adapter.gguf)(source, target, dtype=dtype, **options)
     if traced is not None:
-        catalog, rules_json, recipes, dtype = traced.catalog._core, "", traced.recipes, None
-        metadata = traced.metadata_with(metadata)
-    else:
-        for field, value in (("converter", converter), ("trust_code", trust_code)):
-            if value:
-                message = (
-                    "llama.cpp's converter writes a folder to NAME.gguf, and does not support rules"
-                )
-                raise new_error("plan.options", message, field=field, found=str(value))
-        catalog = open_catalog(source, allow_links=allow_links)._core
-        rules_json, recipes = _rules_or_recipes(rules, source, catalog)
+        return {
+            "catalog": traced.catalog._core,
+            "recipes": traced.recipes,
+            "metadata": metadata_text(traced.metadata_with(metadata)),
+        } | ({"dequantize": True} if traced.decodes else {})
+    for field, value in (("converter", converter), ("trust_code", trust_code)):
+        if value:
+            message = (
+                "llama.cpp's converter writes a folder to NAME.gguf, and does not support rules"
+            )
+            raise new_error("plan.options", message, field=field, found=str(value))
+    catalog = open_catalog(source, allow_links=allow_links)._core
+    rules_json, recipes = _rules_or_recipes(rules, source, catalog)
     return {
         "catalog": catalog,
         "rules": rules_json,
