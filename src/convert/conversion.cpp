@@ -97,7 +97,6 @@ void check_options(const ConvertOptions& options) {
       {options.one_file && !stem.empty(), "name",
        "a single file always has the target's name: to choose the name of shards, pass a folder",
        printable(stem)},
-      {options.dequantize && !options.rules.empty(), "dequantize", needs_names},
       {options.experts != ExpertLayout::keep && names_are_given(options), "experts", needs_names},
       {!quantizes && !(quantize.include.empty() && quantize.exclude.empty()),
        quantize.include.empty() ? "exclude" : "include",
@@ -325,19 +324,15 @@ static void check_source(const Catalog& catalog, const ConvertOptions& options) 
   }
   // Rules rename the components of quantized tensors; recipes may also read decoded values.
   const bool moves_components =
-      (!options.rules.empty() && !catalog.quantized().empty()) ||
+      (!options.rules.empty() && (options.dequantize || !catalog.quantized().empty())) ||
       std::ranges::any_of(options.recipes.targets, [&](const TargetRecipe& recipe) {
         return has_component(catalog, recipe);
       });
-  if (!moves_components) return;
-  if (options.dequantize) refuse_option("dequantize", needs_names);
-  if (!options.quantize.formats.empty()) {
-    refuse_option(
-        "quantize",
-        "the checkpoint is already quantized. One conversion cannot both rename its stored "
-        "tensors and quantize. Two conversions can, but the second rounds the decoded values "
-        "again");
-  }
+  refuse_first({{moves_components && options.dequantize, "dequantize", needs_names},
+                {moves_components && !options.quantize.formats.empty(), "quantize",
+                 "the checkpoint is already quantized. One conversion cannot both rename its "
+                 "stored tensors and quantize. Two conversions can, but the second rounds the "
+                 "decoded values again"}});
 }
 
 static std::string usual_stem(const Catalog& catalog, std::string_view config) {
@@ -475,12 +470,9 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
     add_error(conversion, std::move(each));
   }
   SeparateExperts separate(plan.catalog, options);
-  if (keeps_blocks(options)) {
-    std::vector<Finding> lost = check_numbers(plan, separate);
-    if (names_are_given(options)) {  // recipes yield values of these tensors
-      for (Finding& each : lost) each.severity = Severity::warning;
-    }
-    std::ranges::move(lost, std::back_inserter(plan.findings));
+  if (keeps_blocks(options)) {  // recipes yield values of tensors that cannot keep their codes
+    const auto severity = names_are_given(options) ? Severity::warning : Severity::error;
+    std::ranges::move(check_numbers(plan, severity, separate), std::back_inserter(plan.findings));
   }
   if (container.holds_blocks()) conversion.repacked = repacked_blocks(conversion);
   settle_metadata(conversion, options, has_values);

@@ -178,8 +178,7 @@ static bool has_factor(const std::shared_ptr<const Catalog>& catalog, const Box&
   TensorReader reader(catalog, catalog->tensors()[decoding.sources.back()].name, Dtype::f32);
   std::vector<float> divisors(reader.elements());
   reader.read(0, divisors.size(), std::as_writable_bytes(std::span(divisors)));
-  return std::ranges::all_of(divisors,
-                             [](float each) { return same_factor(each).has_value(); });
+  return std::ranges::all_of(divisors, [](float each) { return same_factor(each).has_value(); });
 }
 
 std::map<std::string, Quantization, std::less<>> keep_nvfp4(
@@ -201,7 +200,8 @@ std::map<std::string, Quantization, std::less<>> keep_nvfp4(
     target.shape = recipe.shape;
     target.recipe.boxes = recipe.boxes;
     const Quantization same = {.encoding = "nvfp4-gguf"};
-    if (fidelities.of(std::move(target), same) != Fidelity::lossy) kept.emplace(recipe.target, same);
+    if (fidelities.of(std::move(target), same) != Fidelity::lossy)
+      kept.emplace(recipe.target, same);
   }
   return kept;
 }
@@ -293,7 +293,9 @@ void add_folded_shapes(Conversion& conversion) {
   }
 }
 
-bool keeps_source_codes(const Conversion& conversion) { return !conversion.options.contains("quantize"); }
+bool keeps_source_codes(const Conversion& conversion) {
+  return !conversion.options.contains("quantize");
+}
 
 std::vector<RepackedTensor> repacked_blocks(const Conversion& conversion) {
   std::vector<RepackedTensor> repacked;
@@ -314,7 +316,7 @@ std::vector<RepackedTensor> repacked_blocks(const Conversion& conversion) {
   return repacked;
 }
 
-std::vector<Finding> check_numbers(const Plan& plan, SeparateExperts& separate) {
+std::vector<Finding> check_numbers(const Plan& plan, Severity severity, SeparateExperts& separate) {
   std::vector<Finding> findings;
   for (const PlannedTarget& target : plan.targets) {
     const auto is_decoded = [&](const Box& box) {
@@ -326,7 +328,7 @@ std::vector<Finding> check_numbers(const Plan& plan, SeparateExperts& separate) 
         boxes, [&](const Box& box) { return decodes_nvfp4(*plan.catalog, box); });
     if (target.quantization || (!is_nvfp4 && std::ranges::none_of(boxes, is_decoded))) continue;
     findings.push_back(
-        {.severity = Severity::error,
+        {.severity = severity,
          .code = "convert.lossy",
          .target = target.name,
          .message = fmt::format("the codes of '{}' {} {}", printable(target.name),

@@ -49,9 +49,9 @@ void keep_blocks(const Catalog& catalog, const std::function<bool(const TargetRe
 
 // Returns the targets of a plan that store codes of the source in blocks.
 [[nodiscard]] std::vector<RepackedTensor> repacked_blocks(const Conversion& conversion);
-// Returns errors for targets whose codes the files cannot store in their layout, unless values are
-// requested.
-[[nodiscard]] std::vector<Finding> check_numbers(const Plan& plan, SeparateExperts& separate);
+// Returns a finding for each target whose codes the files cannot store in their layout.
+[[nodiscard]] std::vector<Finding> check_numbers(const Plan& plan, Severity severity,
+                                                 SeparateExperts& separate);
 
 // The stored form of a target that is not encoded: a dtype, or the blocks that it keeps with the
 // shape of their values.

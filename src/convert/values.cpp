@@ -83,8 +83,8 @@ class ValueDecoder {
     for (const QuantizedTensor& quantized : all.tensors()) {
       if (!quantized.is_readable() || !catalog_.tensors()[quantized.data].encoding.is_dtype())
         continue;  // the planner decodes blocks
-      const bool may_keep = quantized.encoding == "nvfp4" ||
-                            mxfp4_blocks_of(quantized.decoding, catalog_.tensors());
+      const bool may_keep =
+          quantized.encoding == "nvfp4" || mxfp4_blocks_of(quantized.decoding, catalog_.tensors());
       if (keeps && !may_keep) continue;
       for (const std::uint32_t source : quantized.decoding.sources) is_read_.at(source) = true;
       for (const std::uint32_t source : quantized.unneeded) is_read_.at(source) = true;

@@ -238,36 +238,6 @@ TEST_F(GgufQuantize, BlocksOfTheTypeStayAndOthersAreRoundedOnceMore) {
   EXPECT_TRUE(compare(*blocks, *open_checkpoint(folder_ / "other.gguf")).ok());
 }
 
-// Without an encoding, codes of NVFP4 move to GGUF's blocks. The last matrix has half a block.
-TEST(GgufKeepsCodes, OfNvfp4InRowsOfWholeBlocks) {
-  const TemporaryFolder folder;
-  const auto scale = [](std::uint64_t count) { return std::string(count, '\x38'); };  // 1
-  const std::string one("\0\0\x80\x3f", 4);
-  const std::string source = folder.write(
-      "source.safetensors",
-      safetensors_bytes({{"blk.0.attn_q.weight", "U8", {4, 64}, some_bytes(256, 1)},
-                         {"blk.0.attn_q.weight_scale", "F8_E4M3", {4, 8}, scale(32)},
-                         {"blk.0.attn_q.weight_scale_2", "F32", {}, one},
-                         {"blk.0.attn_v.weight", "U8", {4, 16}, some_bytes(64, 2)},
-                         {"blk.0.attn_v.weight_scale", "F8_E4M3", {4, 2}, scale(8)},
-                         {"blk.0.attn_v.weight_scale_2", "F32", {}, one}}));
-  ConvertOptions options = llama_options("q8_0");
-  options.quantize.formats.clear();
-  const auto catalog = open_checkpoint(source);
-  const Conversion kept = make_conversion(catalog, options);
-  ASSERT_EQ(kept.repacked.size(), 1u);
-  EXPECT_EQ(kept.repacked.front().name, "blk.0.attn_q.weight");
-  EXPECT_EQ(kept.repacked.front().quantization.encoding, "nvfp4-gguf");
-  EXPECT_THAT(codes_of(kept), Contains("convert.lossy"));
-  options.dequantize = true;
-  const Conversion decoded = make_conversion(catalog, options);
-  EXPECT_TRUE(decoded.repacked.empty());
-  EXPECT_THAT(codes_of(decoded), Not(Contains("convert.lossy")));
-  convert(decoded, folder / "out.gguf");
-  EXPECT_THAT(types_in(folder / "out.gguf"),
-              ElementsAre("blk.0.attn_q.weight BF16", "blk.0.attn_v.weight BF16"));
-}
-
 TEST_F(GgufQuantize, WhatDoesNotGoTogetherIsRefused) {
   const auto parse = [](const char* text, FileFormat format) {
     return code_of([&] { (void)parse_quantization(text, QuantizeMode::exact, format); });

@@ -110,7 +110,8 @@ Case random_case(Random& random) {
   made.box.dims = {{stack, rows * columns, made_rows * made_columns}};
   made.box.dims.push_back(is_transposed ? along : down);
   made.box.dims.push_back(is_transposed ? down : along);
-  if (is_transposed && width % 2 == 0 && random(0, 1) == 0) {  // the halves of the columns alternate
+  if (is_transposed && width % 2 == 0 &&
+      random(0, 1) == 0) {  // the halves of the columns alternate
     made.box.dims[1] = {2, width / 2, made_columns};
     made.box.dims.push_back({width / 2, 1, 2 * made_columns});
   }

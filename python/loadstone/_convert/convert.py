@@ -129,7 +129,8 @@ def convert(
             ggml rejects but programs for video models read.
         converter: llama.cpp's converter, see :func:`loadstone.llama_cpp.trace`. It determines
             names, layouts and metadata if the source is a folder of a language model, the target is
-            ``"name.gguf"`` and ``rules`` is ``None``; ``dtype`` then applies to matrices.
+            ``"name.gguf"`` and ``rules`` is ``None``; ``dtype`` then applies to matrices. Without
+            ``dtype`` and ``quantize``, MXFP4 and NVFP4 keep their codes.
         trust_code: let the converter run Python code that the folder's configs name.
         shard_size: bytes of tensors in a shard of a folder (``int`` or ``"5GB"``, the default).
             If given for ``name.gguf``, the files are ``name-00001-of-00003.gguf`` and so on.
