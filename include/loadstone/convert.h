@@ -143,8 +143,10 @@ struct ConvertOptions {
   // store, if `dtype` is not set. A GGUF file keeps the blocks if the rules leave every row whole.
   Dtype block_dtype = Dtype::bf16;
   // Decode quantized tensors, and FP8 tensors without scales, to `dtype` or else `block_dtype`.
-  // `quantize` implies this for tensors that are re-encoded. Rules and recipes are then not
-  // allowed, because names stay unchanged; the same holds for a change of the expert layout.
+  // `quantize` implies this for tensors that are re-encoded. Rules, and recipes that move codes,
+  // are then not allowed, because names stay unchanged. The same holds for all rules and recipes if
+  // the expert layout changes. If recipes yield values, a GGUF file may keep their MXFP4 and NVFP4
+  // codes only without this option.
   bool dequantize = false;
   ExpertLayout experts = ExpertLayout::keep;
   QuantizeOptions quantize{};

@@ -46,6 +46,28 @@ bool keeps_to_rows(const BlockGrid& grid, const Extents& matrix) noexcept {
   return !grid.is_flat || matrix.columns % grid.columns == 0;
 }
 
+// Returns true if each row of the target is part of a column of the source, and the blocks of the
+// target's rows are within those of the source's columns. The columns may be in any order.
+bool rows_are_columns(const Box& box, const Extents& all, const BlockGrid& from,
+                      const Extents& made, const BlockGrid& to) noexcept {
+  if (std::min(to.rows, made.rows) > 1) return false;
+  Axis row = {box.source_offset / all.columns % all.rows, box.target_offset % made.columns, 1,
+              all.rows, made.columns};
+  std::uint64_t last_column = box.source_offset % all.columns;
+  for (const BoxDim& dim : box.dims) {
+    if (dim.extent == 1) continue;
+    if (dim.target_stride == 1) {
+      if (dim.source_stride != all.columns) return false;
+      row.extent = dim.extent;
+    } else if (dim.target_stride % made.columns != 0) {
+      return false;
+    } else if (dim.source_stride % (all.rows * all.columns) != 0) {
+      last_column += (dim.extent - 1) * dim.source_stride;
+    }
+  }
+  return last_column < all.columns && is_within(row, from.rows, to.columns);
+}
+
 }  // namespace
 
 bool blocks_are_within(const Box& box, const Shape& source, const BlockGrid& from,
@@ -53,6 +75,7 @@ bool blocks_are_within(const Box& box, const Shape& source, const BlockGrid& fro
   const Extents all = matrix_of(source);
   const Extents made = matrix_of(target);
   if (!keeps_to_rows(from, all) || !keeps_to_rows(to, made)) return false;
+  if (rows_are_columns(box, all, from, made, to)) return true;
   BoxDim column = {.source_stride = 1};
   BoxDim row = {.source_stride = all.columns};
   bool steps_matrices = true;  // true if all other dimensions step whole matrices

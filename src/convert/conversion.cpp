@@ -49,6 +49,10 @@ struct Refusal {
   std::string found = {};
 };
 
+constexpr const char* needs_names =
+    "rules and recipes need the names of the source's file, which this option changes: convert "
+    "twice";
+
 void refuse_first(std::initializer_list<Refusal> refusals) {
   for (const Refusal& each : refusals) {
     if (each.applies) refuse_option(each.field, each.message, each.found);
@@ -81,7 +85,6 @@ void check_options(const ConvertOptions& options) {
   const Dtype block = options.block_dtype;
   const std::string& stem = options.stem;
   const bool has_path = stem.find_first_of(std::string_view("/\0", 2)) != std::string::npos;
-  const bool makes_values = options.dequantize || options.experts != ExpertLayout::keep;
   const QuantizeOptions& quantize = options.quantize;
   const bool quantizes = !quantize.formats.empty();
   refuse_first({
@@ -94,9 +97,7 @@ void check_options(const ConvertOptions& options) {
       {options.one_file && !stem.empty(), "name",
        "a single file always has the target's name: to choose the name of shards, pass a folder",
        printable(stem)},
-      {makes_values && names_are_given(options), options.dequantize ? "dequantize" : "experts",
-       "rules and recipes need the names of the source's file, which this option changes: convert "
-       "twice"},
+      {options.experts != ExpertLayout::keep && names_are_given(options), "experts", needs_names},
       {!quantizes && !(quantize.include.empty() && quantize.exclude.empty()),
        quantize.include.empty() ? "exclude" : "include",
        "--include and --exclude (include=, exclude=) have no effect without --quantize "
@@ -276,17 +277,18 @@ void settle_metadata(Conversion& conversion, const ConvertOptions& options, bool
 }  // namespace
 
 // Keeps codes that are not encoded again, if the files can store them.
-static void keep_codes(const Catalog& catalog, const ConvertOptions& options,
-                       const Choices& choices, bool are_decoded, Recipes& recipes) {
+static void keep_codes(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
+                       Choices& choices, Recipes& recipes) {
   if (options.dtype || options.dequantize) return;
-  const bool asks_for_numbers = are_decoded || names_are_given(options);
+  const bool asks_for_numbers = options.merge || !options.quantize.formats.empty();
   const auto stays = [&](const TargetRecipe& recipe) {
     if (choices.kept.contains(recipe.target)) return true;
     // Blocks stay blocks, and other codes do too unless the options request values.
-    if (asks_for_numbers && !source_blocks(catalog, recipe)) return false;
+    if (asks_for_numbers && !source_blocks(*catalog, recipe)) return false;
     return !choices.quantize.contains(recipe.target) && !choices.numbers.contains(recipe.target);
   };
-  keep_blocks(catalog, stays, recipes);
+  keep_blocks(*catalog, stays, recipes);
+  if (!asks_for_numbers) choices.quantize = keep_nvfp4(catalog, recipes);
 }
 
 static Choices choose_formats(const Catalog& catalog, const ConvertOptions& options,
@@ -320,14 +322,17 @@ static void check_source(const Catalog& catalog, const ConvertOptions& options) 
     refuse_option("merge",
                   "there are several checkpoints, but no option specifies how to merge them");
   }
-  if (!options.quantize.formats.empty() && names_are_given(options) &&
-      !catalog.quantized().empty()) {
-    refuse_option(
-        "quantize",
-        "the checkpoint is already quantized. One conversion cannot both rename its stored "
-        "tensors by rules (as --converter does) and quantize. Two conversions can, but the second "
-        "rounds the decoded values again");
-  }
+  // Rules rename the components of quantized tensors; recipes may also read decoded values.
+  const bool moves_components =
+      (!options.rules.empty() && (options.dequantize || !catalog.quantized().empty())) ||
+      std::ranges::any_of(options.recipes.targets, [&](const TargetRecipe& recipe) {
+        return has_component(catalog, recipe);
+      });
+  refuse_first({{moves_components && options.dequantize, "dequantize", needs_names},
+                {moves_components && !options.quantize.formats.empty(), "quantize",
+                 "the checkpoint is already quantized. One conversion cannot both rename its "
+                 "stored tensors and quantize. Two conversions can, but the second rounds the "
+                 "decoded values again"}});
 }
 
 static std::string usual_stem(const Catalog& catalog, std::string_view config) {
@@ -441,7 +446,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   const bool quantizes = !options.quantize.formats.empty();
   if (quantizes) choices = choose_formats(*catalog, options, conversion, recipes, findings);
   if (repacks(options)) report_repacked(options, conversion.repacked, recipes, findings);
-  if (container.holds_blocks()) keep_codes(*catalog, options, choices, is_decoded, recipes);
+  if (container.holds_blocks()) keep_codes(catalog, options, choices, recipes);
   plan_options.quantize = std::move(choices.quantize);
   if (options.recipes.targets.empty()) {
     std::ranges::copy(drop_block_scales(*catalog, recipes), std::back_inserter(outputs.dropped));
@@ -465,8 +470,9 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
     add_error(conversion, std::move(each));
   }
   SeparateExperts separate(plan.catalog, options);
-  if (keeps_codes(options, is_decoded)) {
-    for (Finding& each : check_numbers(plan, separate)) add_error(conversion, std::move(each));
+  if (keeps_blocks(options)) {  // recipes yield values of tensors that cannot keep their codes
+    const auto severity = names_are_given(options) ? Severity::warning : Severity::error;
+    std::ranges::move(check_numbers(plan, severity, separate), std::back_inserter(plan.findings));
   }
   if (container.holds_blocks()) conversion.repacked = repacked_blocks(conversion);
   settle_metadata(conversion, options, has_values);

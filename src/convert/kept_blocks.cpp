@@ -5,23 +5,35 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "base/text.h"
 #include "boxes/dims.h"
+#include "codec/block_grid.h"
+#include "codec/decode.h"
 #include "codec/fp4/blocks.h"
 #include "codec/gguf/gguf.h"
 #include "convert/separate_experts.h"
 #include "convert/write/container.h"
 #include "formats/gguf_shapes.h"
 #include "loadstone/quantized_tensors.h"
+#include "loadstone/tensor_reader.h"
+#include "plan/fidelity.h"
 
 namespace loadstone {
 
 namespace {
 
 constexpr std::string_view bytes_kernel = "bytes";
+
+// Reasons why codes cannot stay in GGUF's blocks.
+constexpr std::string_view mxfp4_needs = "do not fill whole MXFP4 blocks of GGUF";
+constexpr std::string_view nvfp4_needs =
+    "cannot stay in NVFP4 blocks of GGUF, which need rows of whole blocks of 64 values, a name "
+    "that ends in '.weight', and a global scale that can be multiplied: a divisor needs an exact "
+    "inverse in F32";
 
 // A change of units: `before` units of a box become `after` units, such as elements and bytes of a
 // block.
@@ -150,6 +162,50 @@ void keep_blocks(const Catalog& catalog, const std::function<bool(const TargetRe
   }
 }
 
+// Returns true if a box copies decoded values of NVFP4.
+static bool decodes_nvfp4(const Catalog& catalog, const Box& box) {
+  const QuantizedTensor* const quantized =
+      box.decoding == no_decoding ? nullptr : catalog.quantized().find(box.source);
+  return quantized != nullptr && quantized->encoding == "nvfp4";
+}
+
+// Returns true if GGUF can store the global scale of a tensor: GGUF multiplies by it, but some
+// styles store a divisor.
+static bool has_factor(const std::shared_ptr<const Catalog>& catalog, const Box& box) {
+  const Decoding& decoding = catalog->quantized().find(box.source)->decoding;
+  const DecodeKernel* const kernel = find_decode_kernel(decoding.kernel);
+  if (kernel == nullptr || !kernel->divides_by_outer) return true;
+  TensorReader reader(catalog, catalog->tensors()[decoding.sources.back()].name, Dtype::f32);
+  std::vector<float> divisors(reader.elements());
+  reader.read(0, divisors.size(), std::as_writable_bytes(std::span(divisors)));
+  return std::ranges::all_of(divisors, [](float each) { return same_factor(each).has_value(); });
+}
+
+std::map<std::string, Quantization, std::less<>> keep_nvfp4(
+    const std::shared_ptr<const Catalog>& catalog, const Recipes& recipes) {
+  std::map<std::string, Quantization, std::less<>> kept;
+  Plan plan;
+  plan.catalog = catalog;
+  plan.decodings = recipes.decodings;
+  Fidelities fidelities(plan);
+  for (const TargetRecipe& recipe : recipes.targets) {
+    const auto may_stay = [&](const Box& box) {
+      return decodes_nvfp4(*catalog, box) && has_factor(catalog, box);
+    };
+    const bool has_scale_name = recipe.target.ends_with(".weight");
+    if (!has_scale_name || recipe.boxes.empty() || !std::ranges::all_of(recipe.boxes, may_stay)) {
+      continue;
+    }
+    PlannedTarget target;
+    target.shape = recipe.shape;
+    target.recipe.boxes = recipe.boxes;
+    const Quantization same = {.encoding = "nvfp4-gguf"};
+    if (fidelities.of(std::move(target), same) != Fidelity::lossy)
+      kept.emplace(recipe.target, same);
+  }
+  return kept;
+}
+
 // Returns the companions of all blocks of the first checkpoint that the output does not keep.
 static std::vector<std::uint32_t> companions_of_blocks(const Catalog& catalog,
                                                        const std::vector<bool>& kept) {
@@ -237,6 +293,10 @@ void add_folded_shapes(Conversion& conversion) {
   }
 }
 
+bool keeps_source_codes(const Conversion& conversion) {
+  return !conversion.options.contains("quantize");
+}
+
 std::vector<RepackedTensor> repacked_blocks(const Conversion& conversion) {
   std::vector<RepackedTensor> repacked;
   const Plan& plan = conversion.plan;
@@ -245,30 +305,34 @@ std::vector<RepackedTensor> repacked_blocks(const Conversion& conversion) {
       const Decoding* const decoding = decoding_of(plan.decodings, box);
       return decoding != nullptr && gives_mxfp4_blocks(*decoding);
     };
-    if (!std::ranges::any_of(target.recipe.boxes, is_packed)) continue;
+    const bool is_kept = target.quantization && keeps_source_codes(conversion);
+    if (!is_kept && !std::ranges::any_of(target.recipe.boxes, is_packed)) continue;
     RepackedTensor& tensor = repacked.emplace_back();
     tensor.name = target.name;
     tensor.shape = stored_type(conversion, target).shape;
-    tensor.quantization.encoding = "mxfp4-gguf";
+    tensor.quantization.encoding = is_kept ? target.quantization->encoding : "mxfp4-gguf";
     tensor.targets = {target.name};
   }
   return repacked;
 }
 
-std::vector<Finding> check_numbers(const Plan& plan, SeparateExperts& separate) {
+std::vector<Finding> check_numbers(const Plan& plan, Severity severity, SeparateExperts& separate) {
   std::vector<Finding> findings;
   for (const PlannedTarget& target : plan.targets) {
     const auto is_decoded = [&](const Box& box) {
       const Decoding* const decoding = decoding_of(plan.decodings, box);
       return decoding != nullptr && mxfp4_blocks_of(*decoding, plan.catalog->tensors());
     };
-    if (target.quantization || std::ranges::none_of(target.recipe.boxes, is_decoded)) continue;
+    const std::vector<Box>& boxes = target.recipe.boxes;
+    const bool is_nvfp4 = std::ranges::any_of(
+        boxes, [&](const Box& box) { return decodes_nvfp4(*plan.catalog, box); });
+    if (target.quantization || (!is_nvfp4 && std::ranges::none_of(boxes, is_decoded))) continue;
     findings.push_back(
-        {.severity = Severity::error,
+        {.severity = severity,
          .code = "convert.lossy",
          .target = target.name,
-         .message = fmt::format("the codes of '{}' {} do not fill whole MXFP4 blocks of GGUF",
-                                printable(target.name), target.shape.text()),
+         .message = fmt::format("the codes of '{}' {} {}", printable(target.name),
+                                target.shape.text(), is_nvfp4 ? nvfp4_needs : mxfp4_needs),
          .suggestion = fmt::format(
              "{}decode them with --dequantize, or choose a type with --quantize",
              separate.keep_blocks(target) ? "separate the experts (--experts separate), " : "")});

@@ -3,7 +3,10 @@
 #pragma once
 
 #include <functional>
+#include <map>
+#include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "loadstone/catalog.h"
@@ -32,6 +35,13 @@ class SeparateExperts;
 void keep_blocks(const Catalog& catalog, const std::function<bool(const TargetRecipe&)>& wanted,
                  Recipes& recipes);
 
+// Returns quantizations for targets whose values come from NVFP4, with which the output stores the
+// same codes and scales.
+[[nodiscard]] std::map<std::string, Quantization, std::less<>> keep_nvfp4(
+    const std::shared_ptr<const Catalog>& catalog, const Recipes& recipes);
+// Returns true if no encoding was requested, so that quantized targets keep the source's codes.
+[[nodiscard]] bool keeps_source_codes(const Conversion& conversion);
+
 // Removes the recipes of companions of blocks that are decoded, and returns these companions,
 // because the output no longer needs them.
 [[nodiscard]] std::vector<std::uint32_t> drop_block_scales(const Catalog& catalog,
@@ -39,9 +49,9 @@ void keep_blocks(const Catalog& catalog, const std::function<bool(const TargetRe
 
 // Returns the targets of a plan that store codes of the source in blocks.
 [[nodiscard]] std::vector<RepackedTensor> repacked_blocks(const Conversion& conversion);
-// Returns errors for targets whose codes the files cannot store in their layout, unless values are
-// requested.
-[[nodiscard]] std::vector<Finding> check_numbers(const Plan& plan, SeparateExperts& separate);
+// Returns a finding for each target whose codes the files cannot store in their layout.
+[[nodiscard]] std::vector<Finding> check_numbers(const Plan& plan, Severity severity,
+                                                 SeparateExperts& separate);
 
 // The stored form of a target that is not encoded: a dtype, or the blocks that it keeps with the
 // shape of their values.

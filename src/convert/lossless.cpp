@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "convert/choose/choose.h"
+#include "convert/kept_blocks.h"
 #include "convert/quantize_rows.h"
 #include "loadstone/error.h"
 #include "plan/fidelity.h"
@@ -57,7 +58,8 @@ void tell_losses(Conversion& conversion, SeparateExperts& separate) {
 }
 
 void check_loss(const Conversion& conversion, std::uint32_t target, const EncodingLoss& loss) {
-  if (!conversion.require_lossless || loss.exact_blocks == loss.blocks) return;
+  const bool is_lossless = conversion.require_lossless || keeps_source_codes(conversion);
+  if (!is_lossless || loss.exact_blocks == loss.blocks) return;
   const PlannedTarget& planned = conversion.plan.targets[target];
   throw Error(
       "convert.lossy",

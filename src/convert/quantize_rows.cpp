@@ -370,9 +370,11 @@ void tell_quantized(Conversion& conversion, const Choices& choices, Decoded deco
   for (const std::uint32_t target : inverted) {
     fidelities[target] = std::max(fidelities[target], Fidelity::exact_where_scales_fit);
   }
-  add_rows(conversion, choices, fidelities);
   DecodedTensors tensors(conversion, fidelities, inverted, known, separate);
-  tell_requantized(conversion, tensors.pairs(true));
+  if (!keeps_source_codes(conversion)) {
+    add_rows(conversion, choices, fidelities);
+    tell_requantized(conversion, tensors.pairs(true));
+  }
   if (decoded == Decoded::on_request) return;
   const bool is_merge = decoded == Decoded::by_merge;
   for (std::size_t at = 0; at < fidelities.size() && !is_merge; ++at) {

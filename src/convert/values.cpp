@@ -33,6 +33,12 @@ namespace {
 
 using BuiltValue = RecipeBuilder::Value;
 
+// Returns true if codes that the output can store as blocks may be kept. Until loadstone decides
+// which, their recipes yield values.
+bool keeps_codes(const ConvertOptions& options, bool is_decoded) noexcept {
+  return !is_decoded && !options.dtype && container_of(options.format).holds_blocks();
+}
+
 // Not thread-safe.
 class ValueDecoder {
  public:
@@ -77,7 +83,9 @@ class ValueDecoder {
     for (const QuantizedTensor& quantized : all.tensors()) {
       if (!quantized.is_readable() || !catalog_.tensors()[quantized.data].encoding.is_dtype())
         continue;  // the planner decodes blocks
-      if (keeps && !mxfp4_blocks_of(quantized.decoding, catalog_.tensors())) continue;
+      const bool may_keep =
+          quantized.encoding == "nvfp4" || mxfp4_blocks_of(quantized.decoding, catalog_.tensors());
+      if (keeps && !may_keep) continue;
       for (const std::uint32_t source : quantized.decoding.sources) is_read_.at(source) = true;
       for (const std::uint32_t source : quantized.unneeded) is_read_.at(source) = true;
       dropped_.insert(dropped_.end(), quantized.unneeded.begin(), quantized.unneeded.end());
@@ -401,14 +409,10 @@ bool decodes(const Catalog& catalog, const ConvertOptions& options) {
   return catalog.quantized().has_readable() || has_errors(catalog.quantized().findings());
 }
 
-bool keeps_codes(const ConvertOptions& options, bool is_decoded) noexcept {
-  return !is_decoded && !names_are_given(options) && !options.dtype &&
-         container_of(options.format).holds_blocks();
-}
-
 Values decoded_values(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
                       bool is_decoded, const std::set<std::string, std::less<>>& broken,
                       std::vector<Finding>& findings) {
+  if (names_are_given(options)) return {};
   const bool has_codes = keeps_codes(options, is_decoded) && catalog->quantized().has_readable();
   if (!is_decoded && !has_codes && options.experts == ExpertLayout::keep) return {};
   return ValueDecoder(catalog, options, is_decoded, broken, findings).run();

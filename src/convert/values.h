@@ -28,10 +28,6 @@ struct Values {
 // quantized and no rules or recipes rename them.
 [[nodiscard]] bool decodes(const Catalog& catalog, const ConvertOptions& options);
 
-// Returns true if codes that the output can store as blocks may be kept. Until loadstone decides
-// which, their recipes yield values.
-[[nodiscard]] bool keeps_codes(const ConvertOptions& options, bool is_decoded) noexcept;
-
 // Decodes tensors and changes the layout of experts, as `is_decoded` and `options.experts` request.
 // `broken`: the result of check_expert_series().
 [[nodiscard]] Values decoded_values(const std::shared_ptr<const Catalog>& catalog,

@@ -1,4 +1,5 @@
-// Tests the inverse of NVFP4's global scale, the only value that repacking computes.
+// Tests the inverse of NVFP4's global scale, the only value that repacking computes, and the
+// tensors that GGUF files keep.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -6,6 +7,9 @@
 
 #include "codec/block_grid.h"
 #include "kernels/cast.h"
+#include "loadstone/convert.h"
+#include "support/files.h"
+#include "support/samples.h"
 
 namespace loadstone::test {
 namespace {
@@ -51,6 +55,34 @@ TEST(Repack, WhatIsNoScaleHasNone) {
   for (const float wrong : {0.0f, -0.0f, INFINITY, NAN, 1e-44f}) {
     EXPECT_EQ(same_divisor(wrong), std::nullopt) << wrong;
   }
+}
+
+// Without an encoding, codes of NVFP4 move to GGUF's blocks. The last matrix has half a block.
+TEST(Repack, Nvfp4InRowsOfWholeBlocksStaysInGguf) {
+  const TemporaryFolder folder;
+  const auto ones = [](std::uint64_t count) { return std::string(count, '\x38'); };  // 1
+  const std::string one("\0\0\x80\x3f", 4);
+  const std::string source =
+      folder.write("source.safetensors",
+                   safetensors_bytes({{"blk.0.attn_q.weight", "U8", {4, 64}, some_bytes(256, 1)},
+                                      {"blk.0.attn_q.weight_scale", "F8_E4M3", {4, 8}, ones(32)},
+                                      {"blk.0.attn_q.weight_scale_2", "F32", {}, one},
+                                      {"blk.0.attn_v.weight", "U8", {4, 16}, some_bytes(64, 2)},
+                                      {"blk.0.attn_v.weight_scale", "F8_E4M3", {4, 2}, ones(8)},
+                                      {"blk.0.attn_v.weight_scale_2", "F32", {}, one}}));
+  ConvertOptions options;
+  options.format = FileFormat::gguf;
+  options.metadata = {{"general.architecture", {.value = "llama"}}};
+  const auto catalog = open_checkpoint(source);
+  const Conversion kept = make_conversion(catalog, options);
+  ASSERT_EQ(kept.repacked.size(), 1u);
+  EXPECT_EQ(kept.repacked.front().name, "blk.0.attn_q.weight");
+  EXPECT_EQ(kept.repacked.front().quantization.encoding, "nvfp4-gguf");
+  EXPECT_TRUE(has_errors(kept.plan.findings));  // about the other matrix
+  options.dequantize = true;
+  const Conversion decoded = make_conversion(catalog, options);
+  EXPECT_TRUE(decoded.repacked.empty());
+  EXPECT_FALSE(has_errors(decoded.plan.findings));
 }
 
 }  // namespace

@@ -110,6 +110,11 @@ Case random_case(Random& random) {
   made.box.dims = {{stack, rows * columns, made_rows * made_columns}};
   made.box.dims.push_back(is_transposed ? along : down);
   made.box.dims.push_back(is_transposed ? down : along);
+  if (is_transposed && width % 2 == 0 &&
+      random(0, 1) == 0) {  // the halves of the columns alternate
+    made.box.dims[1] = {2, width / 2, made_columns};
+    made.box.dims.push_back({width / 2, 1, 2 * made_columns});
+  }
   if (!is_transposed && made_columns == columns && width == columns && step == 1) {
     made.box.dims = {{stack, rows * columns, made_rows * made_columns}, {height * width, 1, 1}};
   } else if (!is_transposed && step == 1 && height > 2 && random(0, 1) == 0) {
@@ -122,6 +127,17 @@ Case random_case(Random& random) {
                      {width, 1, 1}};
   }
   return made;
+}
+
+// GPTQ stores matrices transposed, and llama.cpp's converter permutes the rows of attention heads.
+TEST(BlocksAreWithin, RecognisesPermutedRowsOfATransposedMatrix) {
+  const Shape source = {64, 16};
+  const Shape target = {16, 64};
+  const BlockGrid groups = {.rows = 32, .columns = 1};
+  const Box box = {.dims = {{2, 8, 8 * 64}, {2, 4, 64}, {4, 1, 2 * 64}, {64, 16, 1}}};
+  EXPECT_TRUE(blocks_are_within(box, source, groups, target, {.columns = 32}));
+  EXPECT_FALSE(blocks_are_within(box, source, groups, target, {.columns = 64}));
+  EXPECT_FALSE(blocks_are_within(box, source, groups, target, {.rows = 2, .columns = 32}));
 }
 
 TEST(BlocksAreWithin, AgreesWithEveryElement) {

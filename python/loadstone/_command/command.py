@@ -112,7 +112,8 @@ def prepare(arguments: list[str], folder: Path) -> list[str]:
         allow_links="--allow-links" in rest,
     )
     recipes, metadata = traced.save(folder / "model")
-    return [*rest, f"--rules={recipes}", f"--metadata={metadata}"]
+    decoding = ["--dequantize"] if traced.decodes and "--dequantize" not in rest else []
+    return [*rest, *decoding, f"--rules={recipes}", f"--metadata={metadata}"]
 
 
 def _prepare_in_process(arguments: list[str], folder: Path) -> list[str]:

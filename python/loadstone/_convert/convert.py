@@ -129,7 +129,8 @@ def convert(
             ggml rejects but programs for video models read.
         converter: llama.cpp's converter, see :func:`loadstone.llama_cpp.trace`. It determines
             names, layouts and metadata if the source is a folder of a language model, the target is
-            ``"name.gguf"`` and ``rules`` is ``None``; ``dtype`` then applies to matrices.
+            ``"name.gguf"`` and ``rules`` is ``None``; ``dtype`` then applies to matrices. Without
+            ``dtype`` and ``quantize``, MXFP4 and NVFP4 keep their codes.
         trust_code: let the converter run Python code that the folder's configs name.
         shard_size: bytes of tensors in a shard of a folder (``int`` or ``"5GB"``, the default).
             If given for ``name.gguf``, the files are ``name-00001-of-00003.gguf`` and so on.
@@ -192,8 +193,8 @@ def plan_conversion(
     names = ("rules", "dtype", "metadata", "converter", "trust_code", "allow_links")
     checkpoint = _open_source(arguments["source"], target, *(arguments[name] for name in names))
     decided = ("unexpected", "dequantize", "experts", "require_lossless")
-    decisions = {name: arguments[name] for name in decided}
-    return options, _core.make_conversion(**checkpoint, **core_arguments, **decisions)
+    decisions = {name: arguments[name] for name in decided} | checkpoint
+    return options, _core.make_conversion(**decisions, **core_arguments)
 
 
 def _convert_in_parts(
@@ -268,17 +269,19 @@ def _open_source(
     for adapter in adapters_with("gguf").values() if rules is None else ():
         traced = traced or resolve(adapter.gguf)(source, target, dtype=dtype, **options)
     if traced is not None:
-        catalog, rules_json, recipes, dtype = traced.catalog._core, "", traced.recipes, None
-        metadata = traced.metadata_with(metadata)
-    else:
-        for field, value in (("converter", converter), ("trust_code", trust_code)):
-            if value:
-                message = (
-                    "llama.cpp's converter writes a folder to NAME.gguf, and does not support rules"
-                )
-                raise new_error("plan.options", message, field=field, found=str(value))
-        catalog = open_catalog(source, allow_links=allow_links)._core
-        rules_json, recipes = _rules_or_recipes(rules, source, catalog)
+        return {
+            "catalog": traced.catalog._core,
+            "recipes": traced.recipes,
+            "metadata": metadata_text(traced.metadata_with(metadata)),
+        } | ({"dequantize": True} if traced.decodes else {})
+    for field, value in (("converter", converter), ("trust_code", trust_code)):
+        if value:
+            message = (
+                "llama.cpp's converter writes a folder to NAME.gguf, and does not support rules"
+            )
+            raise new_error("plan.options", message, field=field, found=str(value))
+    catalog = open_catalog(source, allow_links=allow_links)._core
+    rules_json, recipes = _rules_or_recipes(rules, source, catalog)
     return {
         "catalog": catalog,
         "rules": rules_json,

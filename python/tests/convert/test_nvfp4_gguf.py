@@ -100,3 +100,39 @@ def test_only_rows_of_whole_blocks_with_a_name_for_the_scale(tmp_path: Path) -> 
     assert "convert.fallback" in {each.code for each in report.findings}
     with pytest.raises(loadstone.PlanError, match="'other' stays unchanged"):
         loadstone.convert(plain, tmp_path / "b.gguf", include="other", **options)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("door", sorted({*DOORS} - {"merge"}))
+def test_codes_stay_without_an_option(door: str, style: str, tmp_path: Path) -> None:
+    """The file is the same as with ``quantize="nvfp4"``, and ``dequantize`` decodes the codes."""
+    plain, stored = tmp_path / "plain.safetensors", tmp_path / "stored.safetensors"
+    save_file({NAME: values(40, 2304), "blk.0.attn_norm.weight": values(7)}, plain)
+    loadstone.convert(plain, stored, quantize="nvfp4", style=style, include=NAME)
+    (tmp_path / "m.json").write_text(json.dumps(ARCH))
+    metadata = ARCH if door == "python" else tmp_path / "m.json"
+    DOORS[door](stored, tmp_path / "a.gguf", metadata=metadata)
+    DOORS[door](stored, tmp_path / "b.gguf", metadata=metadata, quantize="nvfp4", include=NAME)
+    DOORS[door](stored, tmp_path / "c.gguf", metadata=metadata, dequantize=True)
+    kept, asked, decoded = (blocks_of(tmp_path / f"{each}.gguf") for each in "abc")
+    assert kept.keys() == asked.keys() == decoded.keys() | {"blk.0.attn_q.scale"}
+    for name, tensor in kept.items():
+        assert tensor.data.tobytes() == asked[name].data.tobytes(), name
+    assert decoded[NAME].tensor_type == gguf.GGMLQuantizationType.BF16
+    assert run("verify", stored, tmp_path / "a.gguf").returncode == 0
+    words = (f"--metadata={tmp_path / 'm.json'}", "--dry-run")
+    done = run("convert", stored, tmp_path / "d.gguf", *words)
+    assert "repacked without a change of values" in done.stdout
+
+
+@pytest.mark.parametrize("name", [NAME, "blk.0.other"])
+def test_codes_that_cannot_stay_are_rejected_with_advice(name: str, tmp_path: Path) -> None:
+    plain, stored = tmp_path / "plain.safetensors", tmp_path / "stored.safetensors"
+    save_file({name: values(8, 96 if name == NAME else 64)}, plain)
+    loadstone.convert(plain, stored, quantize="nvfp4", include=name)
+    with pytest.raises(loadstone.PlanError, match="need rows of whole blocks") as caught:
+        loadstone.convert(stored, tmp_path / "a.gguf", metadata=ARCH)
+    (finding,) = [each for each in caught.value.findings if each.severity == "error"]
+    assert finding.code == "convert.lossy"
+    assert finding.suggestion == "decode them with --dequantize, or choose a type with --quantize"
+    loadstone.convert(stored, tmp_path / "a.gguf", metadata=ARCH, dequantize=True)

@@ -367,12 +367,20 @@ class BlockChooser {
       choices_.plain.emplace(recipe.target, "readers expect a scale only for names with .weight");
       return;
     }
-    // F32 keeps the exact values that the source's blocks decode to.
+    // F32 keeps the exact values that the source's codes decode to.
     if (source) recipe.dtype = options_.dtype.value_or(Dtype::f32);
+    if (decodes_to_f32(recipe)) recipe.dtype = Dtype::f32;
     Quantization quantization;
     quantization.encoding = encoding->name;
     quantization.importance = importances_.take(mix_, recipe, type.block_format());
     choices_.quantize.emplace(recipe.target, std::move(quantization));
+  }
+
+  // Returns true if all values come from codes: the converter's dtype would round them first.
+  [[nodiscard]] bool decodes_to_f32(const TargetRecipe& recipe) const {
+    return std::ranges::all_of(recipe.boxes, [&](const Box& box) {
+      return box.decoding != no_decoding && decodings_->at(box.decoding).dtype == Dtype::f32;
+    });
   }
 
   // Rejects a mix for a model that is neither a language model nor an image model.

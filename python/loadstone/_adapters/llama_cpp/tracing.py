@@ -39,12 +39,15 @@ class GgufTraced(LibraryRecipes):
         architecture: the name of the model's class in ``config.json``.
         metadata: keys and values, in file order.
         unused: tensors of the checkpoint that no output uses.
+        decodes: whether the caller chose a dtype and the checkpoint is quantized, so that no codes
+            stay in the file.
     """
 
     catalog: Catalog = field(kw_only=True)
     architecture: str = field(kw_only=True)
     metadata: tuple[MetadataEntry, ...] = field(kw_only=True)
     unused: tuple[str, ...] = field(kw_only=True)
+    decodes: bool = field(kw_only=True)
 
     def recipes_json(self) -> str:
         """Return the text of ``NAME.recipes.json``."""
@@ -133,6 +136,7 @@ class _Run:
             architecture=self.architecture,
             metadata=metadata,
             unused=self.weights.unused(),
+            decodes=file_type != _FILE_TYPES[""] and bool(self.weights.quantized.readable),
         )
 
     def _write(self, file_type: str) -> None:

@@ -110,3 +110,32 @@ class Caught(Stack):
         with contextlib.suppress(Exception):
             data.reshape(-1)[0].item()
         yield f"blk.{name}", data
+
+
+class Codes(ModelBase):
+    """A model whose converter permutes rows, stacks experts, and splits experts of GPT-OSS."""
+
+    def prepare_tensors(self):
+        self.experts = []
+        super().prepare_tensors()
+
+    def prepare_metadata(self, vocab_only):
+        super().prepare_metadata(vocab_only)
+        self.gguf_writer.add_uint32("toy.block_count", 1)
+
+    def modify_tensors(self, data, name):
+        if name == "q.weight":
+            parts = data.reshape(2, 2, data.shape[0] // 4, data.shape[1])
+            yield "blk.0.attn_q.weight", parts.swapaxes(1, 2).reshape(data.shape)
+        elif name.startswith("up.") and name.endswith(".weight"):
+            self.experts.append(data)
+            if len(self.experts) == 2:
+                yield "blk.0.ffn_up_exps.weight", torch.stack(self.experts)
+        elif name.endswith("gate_up_proj"):
+            both = data.transpose(-1, -2)
+            yield "blk.0.ffn_gate_exps.weight", both[:, ::2, :]
+            yield "blk.0.ffn_up_exps.weight", both[:, 1::2, :]
+        elif name.endswith("down_proj"):
+            yield "blk.0.ffn_down_exps.weight", data.transpose(-1, -2)
+        else:
+            yield f"blk.0.{name}", data
