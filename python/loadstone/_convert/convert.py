@@ -179,21 +179,28 @@ def convert(
         message = "parts requires cluster="
         raise new_error("plan.options", message, field="parts", found=repr(parts))
     target = path_text("target", target)
-    options, conversion = plan_conversion(arguments, target)
-    return options.run(conversion, target)
+    options, conversion, findings = plan_conversion(arguments, target)
+    report = options.run(conversion, target)
+    report.findings = [*report.findings, *findings]
+    return report
 
 
 def plan_conversion(
     arguments: Mapping[str, Any], target: str
-) -> tuple[OutputOptions, _core.Conversion]:
-    """Plan a conversion to ``target`` from the arguments of :func:`convert`."""
+) -> tuple[OutputOptions, _core.Conversion, list[_core.Finding]]:
+    """Plan a conversion to ``target`` from the arguments of :func:`convert`.
+
+    Returns:
+        The output's options, the conversion, and findings about the recipes.
+    """
     options = OutputOptions.from_arguments(arguments)
     core_arguments = options.core_arguments(arguments["source"], target)
     names = ("rules", "dtype", "metadata", "converter", "trust_code", "allow_links")
     checkpoint = _open_source(arguments["source"], target, *(arguments[name] for name in names))
     decided = ("unexpected", "dequantize", "experts", "require_lossless")
     decisions = {name: arguments[name] for name in decided}
-    return options, _core.make_conversion(**checkpoint, **core_arguments, **decisions)
+    findings = checkpoint.pop("findings")
+    return options, _core.make_conversion(**checkpoint, **core_arguments, **decisions), findings
 
 
 def _convert_in_parts(
@@ -285,6 +292,7 @@ def _open_source(
         "recipes": recipes,
         "dtype": "" if dtype is None or dtype == "auto" else str(dtype),
         "metadata": "" if metadata is None else metadata_text(metadata),
+        "findings": [] if traced is None else traced.findings,
     }
 
 

@@ -21,11 +21,12 @@ from typing import Any
 import torch
 
 from loadstone import _core
+from loadstone._adapters.llama_cpp.converter import needs_converter
 from loadstone._adapters.llama_cpp.files import Files
 from loadstone._adapters.llama_cpp.metadata import MetadataEntry, stored_value
-from loadstone._adapters.llama_cpp.tracing import GgufTraced
+from loadstone._adapters.llama_cpp.tracing import GgufTraced, file_dtype
 from loadstone._adapters.llama_cpp.weights import Weights
-from loadstone._base.dtypes import dtype_argument, torch_dtype
+from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import new_error
 from loadstone._files.catalog import Catalog
 
@@ -110,6 +111,44 @@ def plain(value: Any) -> Any:
     return OBJECT if isinstance(value, Mapping) else value
 
 
+def apply_rules(folder: Path, catalog: Catalog, dtype: Any) -> GgufTraced:
+    """Return recipes and metadata of a model by rules; see :func:`loadstone.llama_cpp.trace`.
+
+    Raises:
+        OptionError: ``plan.options``: no rules support the model.
+    """
+    known = traced_rules()
+    fields = config_fields(folder)
+    architecture = (fields.get("architectures") or ["an unnamed architecture"])[0]
+    reasons = [f"loadstone has no rules for {architecture}"]
+    for rules in known["architectures"].get(architecture, ()):
+        if path := unsupported_field(rules["guards"], fields):
+            value = json.dumps(fields.get(path, "absent"), default=str)[:80]
+            reasons.append(f"loadstone's rules for {architecture} do not support {path} {value}")
+            continue
+        replay = Replay(rules, fields, catalog)
+        try:
+            chosen = file_dtype(dtype) or replay.guessed_dtype()
+            recipes, dtypes = replay.recipes(chosen)
+            unused = replay.weights.unused()
+        finally:
+            replay.weights.close()
+        message = (
+            f"loadstone converts {architecture} by rules that it traced from llama.cpp's converter "
+            f"({known['llama.cpp']})"
+        )
+        return GgufTraced(
+            recipes,
+            dtypes,
+            findings=[_core.Finding("info", "convert.traced", "", [], message)],
+            catalog=catalog,
+            architecture=architecture,
+            metadata=replay.metadata(chosen),
+            unused=unused,
+        )
+    raise needs_converter(reasons[-1])
+
+
 def unsupported_field(guards: dict[str, Any], fields: Mapping[str, Any]) -> str:
     """Return the field whose value the rules do not support, with the value; "" if there is none."""
     for path, allowed in guards["values"].items():
@@ -146,6 +185,10 @@ class Replay:
     def recipes(self, dtype: str) -> tuple[_core.Recipes, dict[str, str]]:
         """Return the recipes and dtypes of all targets, in the converter's order."""
         dtypes: dict[str, str] = {}
+        for target, kind, shape, values in self.rules["constants"]:
+            dtypes[target] = kind
+            constant = torch.tensor(values, dtype=torch_dtype(kind)).reshape(shape)
+            self.weights.trace.add(target, constant)
         for rule, numbers, groups in self._instances():
             target = _filled(rule["target"], numbers)
             symbols = [[self._source(name) for name in names] for names in groups]
@@ -175,7 +218,7 @@ class Replay:
         for order, name in enumerate(self._names()):
             form, numbers = form_of(name)
             if form not in self._by_form and form not in self.rules["dropped"]:
-                raise _unknown(name)
+                raise needs_converter("loadstone's rules do not support this tensor", name)
             for index, place in self._by_form.get(form, ()):
                 _, taken, series, _ = self.rules["tensors"][index]["sources"][place]
                 key = (index, tuple(numbers[position] for position in taken))
@@ -206,9 +249,17 @@ class Replay:
         for _, tensors in sorted(self.files.by_file.items()):
             yield from sorted(tensors)
 
+    def guessed_dtype(self) -> str:
+        """Return the first 16-bit dtype of a matrix, or else F16, as the converter does."""
+        for _, tensors in sorted(self.files.by_file.items()):
+            for _, tensor in sorted(tensors.items()):
+                if len(tensor.shape) > 1 and tensor.dtype in ("BF16", "F16"):
+                    return tensor.dtype
+        return "F16"
+
     def metadata(self, dtype: str) -> tuple[MetadataEntry, ...]:
         """Return the keys that depend on the config and on the dtype."""
-        fields = self.fields | {"@file_type": traced_rules()["file_types"][dtype]}
+        fields = self.fields | {"@file_type": self.rules["file_types"][dtype]}
         entries = []
         for key, kind, items, expression in self.rules["keys"]:
             value = evaluate(expression, fields)
@@ -224,6 +275,8 @@ def _computed(value: Any, symbols: list[list[torch.Tensor]], fields: Mapping[str
         return symbols[value["source"]][0]
     if isinstance(value, dict) and "each" in value:
         return symbols[value["each"]]
+    if isinstance(value, dict) and "indices" in value:
+        return torch.tensor(value["indices"])
     if isinstance(value, dict) and "call" in value:
         arguments = [_computed(argument, symbols, fields) for argument in value["arguments"]]
         result = getattr(torch.ops.aten, value["call"])(*arguments)
@@ -236,14 +289,6 @@ def _computed(value: Any, symbols: list[list[torch.Tensor]], fields: Mapping[str
 def _filled(form: str, numbers: list[str]) -> str:
     remaining = iter(numbers)
     return re.sub("#", lambda _: next(remaining), form)
-
-
-def _unknown(name: str) -> Exception:
-    message = (
-        "the rules for this architecture, which loadstone traced from llama.cpp's converter, do not "
-        "support this tensor; pass converter= (on the command line --converter)"
-    )
-    return new_error("plan.conversion", message, tensor=name)
 
 
 def _incomplete(names: list[list[str]], rule: dict[str, Any], numbers: tuple[str, ...]) -> Exception:
