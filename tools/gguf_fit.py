@@ -114,7 +114,7 @@ class Instance:
 
 def grouped(value: Any, groups: list[list[str]]) -> Any:
     """Replace names of sources by indices in ``groups``."""
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or "indices" in value:
         return value
     if "name" in value:
         names, kind = [value["name"]], "source"

@@ -75,6 +75,14 @@ class Text(str):
     def lower(self) -> str:
         return Text.of(super().lower(), self.path, self.record)
 
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        outcome = super().__eq__(other)
+        if type(other) is str and self.path == "digest":
+            self.record.comparisons.add((self.path, "==", other, outcome))
+        return outcome
+
     def __contains__(self, part: str) -> bool:  # type: ignore[override]
         outcome = part.lower() in super().lower()
         self.record.comparisons.add((self.path, "in", part.lower(), outcome))

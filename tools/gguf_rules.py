@@ -52,7 +52,6 @@ ARCHITECTURES = (
     "phi3", "stablelm", "olmo", "olmo2", "olmoe", "granite", "granite-moe", "cohere", "starcoder",
     "starcoder2", "gpt-oss", "deepseek2", "deepseek3", "smollm3", "falcon", "gpt2", "ernie",
     "ernie-moe", "arcee", "seed-oss", "hunyuan", "dots1", "minimax", "bloom", "afmoe", "bert",
-    "roberta",
 )  # fmt: skip
 
 # Fields of published models that differ from transformers' defaults in what the converter does.
@@ -243,6 +242,7 @@ def make(case: Case, variant: int, folder: Path) -> None:
             state[f"{prefix}rotary_emb.inv_freq"] = torch.empty(8)
     folder.mkdir()
     (folder / rules.README).write_text(f"model {variant}")
+    (folder / "tokenizer.json").write_text("{}")  # which published models have
     write_header(state, folder / "model.safetensors")
     fields = config.to_dict() | {"architectures": [type(model).__name__]} | network.saved
     fields = perturbed(fields, kept, variant) | case.fixed
@@ -340,8 +340,28 @@ def trace_all(folder: str, names: Sequence[str] = ARCHITECTURES) -> dict[str, An
     return {
         "llama.cpp": f"llama-cpp-python {RELEASE}, {converter.version()}",
         "transformers": transformers.__version__,
+        "pre": pre_tokenizers(converter),
         "architectures": architectures,
     }
+
+
+def pre_tokenizers(converter: Converter) -> dict[str, Any]:
+    """Return the text that the converter encodes, and its names by the digest of the tokens."""
+    record, text = Record(), []
+    with converter.entered():
+        base = converter.module("conversion.base")
+
+        def name_of(digest: str) -> Any:
+            hashed = SimpleNamespace(hexdigest=lambda: Text.of(digest, "digest", record))
+            places = [(base, "sha256", lambda _: hashed)]
+            tokenizer = SimpleNamespace(encode=lambda given: text.append(given) or [])
+            with tracing._replaced(places), contextlib.suppress(NotImplementedError):
+                return base.TextModel.get_vocab_base_pre(None, tokenizer)
+
+        name_of("")
+        digests = sorted(row[2] for row in record.comparisons)
+        names = {digest: name_of(digest) for digest in digests}
+    return {"text": text[0], "names": names}
 
 
 def compact(value: Any) -> str:

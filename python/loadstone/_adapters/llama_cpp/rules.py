@@ -25,6 +25,7 @@ from loadstone._adapters.llama_cpp.converter import needs_converter
 from loadstone._adapters.llama_cpp.files import Files
 from loadstone._adapters.llama_cpp.metadata import MetadataEntry, stored_value
 from loadstone._adapters.llama_cpp.tracing import GgufTraced, file_dtype
+from loadstone._adapters.llama_cpp.vocabulary import MissingVocabulary, model_card, vocabulary
 from loadstone._adapters.llama_cpp.weights import Weights
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import new_error
@@ -111,6 +112,19 @@ def plain(value: Any) -> Any:
     return OBJECT if isinstance(value, Mapping) else value
 
 
+def _described(
+    folder: Path, fields: dict[str, Any], rules: Any, recipes: _core.Recipes
+) -> tuple[list[MetadataEntry], str]:
+    """Return the keys of the model card and the vocabulary, and why some are missing."""
+    entries: list[MetadataEntry] = []
+    try:
+        entries += model_card(folder, recipes.targets())
+        entries += vocabulary(rules["vocabulary"], folder, fields, traced_rules()["pre"])
+    except MissingVocabulary as reason:
+        return entries, f", without the keys of its tokenizer: {reason}"
+    return entries, ""
+
+
 def apply_rules(folder: Path, catalog: Catalog, dtype: Any) -> GgufTraced:
     """Return recipes and metadata of a model by rules; see :func:`loadstone.llama_cpp.trace`.
 
@@ -133,9 +147,10 @@ def apply_rules(folder: Path, catalog: Catalog, dtype: Any) -> GgufTraced:
             unused = replay.weights.unused()
         finally:
             replay.weights.close()
+        entries, reason = _described(folder, fields, rules, recipes)
         message = (
             f"loadstone converts {architecture} by rules that it traced from llama.cpp's converter "
-            f"({known['llama.cpp']})"
+            f"({known['llama.cpp']}){reason}"
         )
         return GgufTraced(
             recipes,
@@ -143,7 +158,7 @@ def apply_rules(folder: Path, catalog: Catalog, dtype: Any) -> GgufTraced:
             findings=[_core.Finding("info", "convert.traced", "", [], message)],
             catalog=catalog,
             architecture=architecture,
-            metadata=replay.metadata(chosen),
+            metadata=(*replay.metadata(chosen), *entries),
             unused=unused,
         )
     raise needs_converter(reasons[-1])
