@@ -224,7 +224,7 @@ def make(case: Case, variant: int, folder: Path) -> None:
         if hasattr(default, key)
     }
     own = {key: resized(value, variant) for key, value in network.options.items()}
-    if own.get("kv_lora_rank"):
+    if network.options.get("num_key_value_heads") == networks.COMMON["num_attention_heads"]:
         sizes["num_key_value_heads"] = sizes["num_attention_heads"]
     options = own | sizes | case.fixed
     options.pop("layer_types", None)

@@ -82,7 +82,7 @@ def _gpt2(gguf: Any, writer: Any, folder: Path, fields: Any, pre: dict[str, Any]
     writer.add_tokenizer_pre(name)
     writer.add_token_list(list(tokens))
     writer.add_token_types(list(types))
-    gguf.SpecialVocab(folder, load_merges=True).add_to_gguf(writer, quiet=True)
+    _add_special(writer, folder, gguf.SpecialVocab(folder, load_merges=True))
     return True
 
 
@@ -164,7 +164,17 @@ def _add_scored(gguf: Any, writer: Any, folder: Path, tokens: list[Token]) -> No
     writer.add_token_list(list(texts))
     writer.add_token_scores(list(scores))
     writer.add_token_types(list(types))
-    gguf.SpecialVocab(folder, n_vocab=len(tokens)).add_to_gguf(writer, quiet=True)
+    _add_special(writer, folder, gguf.SpecialVocab(folder, n_vocab=len(tokens)))
+
+
+def _add_special(writer: Any, folder: Path, special: Any) -> None:
+    """Add special tokens; gguf 0.19.0 does not read post-processors of the type ByteLevel."""
+    last = _json(folder / "tokenizer.json").get("post_processor") or {}
+    kinds = [each.get("type") for each in last.get("processors", [last])]
+    if "ByteLevel" in kinds:
+        none, known = {"bos": False, "eos": False}, special.add_special_token
+        special.add_special_token = known | none if len(kinds) == 1 else none | known
+    special.add_to_gguf(writer, quiet=True)
 
 
 _FUNCTIONS: dict[str, Callable[[Any, Any, Path, Any, Any], bool]] = {
