@@ -15,7 +15,7 @@ from loadstone._adapters.llama_cpp import rules, tracing
 from loadstone._base.errors import Error
 
 
-class Unexplained(Exception):
+class UnexplainedError(Exception):
     """The converter's output does not follow from the config in a way that rules express."""
 
 
@@ -45,7 +45,7 @@ def fit(values: list[Any], fields: list[dict[str, Any]], stored: Any = lambda va
     """Return the simplest expression with these values, one for each dictionary of fields.
 
     Raises:
-        Unexplained: there is none.
+        UnexplainedError: no expression has these values.
     """
     if values[0] is not None and all(value == values[0] for value in values):
         return values[0] if type(values[0]) in (int, float) else {"is": values[0]}
@@ -72,7 +72,7 @@ def fit(values: list[Any], fields: list[dict[str, Any]], stored: Any = lambda va
     for pair in itertools.permutations(partial, 2):
         if misses(["first", *pair]) == absent:
             return ["first", *pair]
-    raise Unexplained(f"{values[:4]} do not follow from the config")
+    raise UnexplainedError(f"{values[:4]} do not follow from the config")
 
 
 def expressions(fields: list[dict[str, Any]]) -> Iterator[Any]:
@@ -121,7 +121,9 @@ def grouped(value: Any, groups: list[list[str]]) -> Any:
     elif "call" in value:
         return value | {"arguments": [grouped(each, groups) for each in value["arguments"]]}
     else:
-        names = [each["name"] for each in value["list"] if isinstance(each, dict) and "name" in each]
+        names = [
+            each["name"] for each in value["list"] if isinstance(each, dict) and "name" in each
+        ]
         kind = "each"
         if len(names) != len(value["list"]) or len({rules.form_of(name)[0] for name in names}) != 1:
             return {"list": [grouped(each, groups) for each in value["list"]]}
@@ -135,7 +137,10 @@ def outline(value: Any) -> Any:
     if isinstance(value, dict) and not value.keys() & {"source", "each", "indices"}:
         place = {"place": value["place"]} if "place" in value else {}
         inner = value.get("arguments", value.get("list"))
-        return {"call": value.get("call", "list"), "inner": [outline(each) for each in inner]} | place
+        return {
+            "call": value.get("call", "list"),
+            "inner": [outline(each) for each in inner],
+        } | place
     return 0 if type(value) is int else value
 
 
@@ -152,7 +157,7 @@ def fitted(values: list[Any], fields: list[dict[str, Any]]) -> Any:
     for column in columns:
         try:
             found.append(fitted(list(column), fields))
-        except Unexplained:
+        except UnexplainedError:
             if inner == "arguments" or -1 in found or type(column[0]) is not int:
                 raise
             found.append(-1)  # of a shape, which the number of elements decides
@@ -176,25 +181,27 @@ def tensor_rules(samples: list[Sample], read: set[str]) -> list[dict[str, Any]]:
 def family_rule(family: list[Instance]) -> dict[str, Any]:
     first = family[0]
     if any(outline(each.value) != outline(first.value) for each in family):
-        raise Unexplained(f"{first.target}: operations differ between models or layers")
+        raise UnexplainedError(f"{first.target}: operations differ between models or layers")
     try:
         rule: dict[str, Any] = {
             "target": rules.form_of(first.target)[0],
             "sources": [source_rule(family, place) for place in range(len(first.groups))],
             "value": fitted([each.value for each in family], [each.fields() for each in family]),
         }
-    except Unexplained as reason:
-        raise Unexplained(f"{first.target}: {reason}") from None
-    encodings = {each.encoding == each.sample.dtype for each in family if each.sample.dtype != "F32"}
+    except UnexplainedError as reason:
+        raise UnexplainedError(f"{first.target}: {reason}") from None
+    encodings = {
+        each.encoding == each.sample.dtype for each in family if each.sample.dtype != "F32"
+    }
     if encodings == {False} and all(each.encoding == "F32" for each in family):
         rule["dtype"] = "F32"
     elif encodings != {True}:
-        raise Unexplained(f"{first.target}: its dtype")
+        raise UnexplainedError(f"{first.target}: its dtype")
     return rule
 
 
 def source_rule(family: list[Instance], place: int) -> list[Any]:
-    """Return a source's form, the positions of the target's numbers in it, its series, its count."""
+    """Return a source's form, the places of the target's numbers in it, its series and its count."""
     rows = [
         (rules.form_of(each.target)[1], [rules.form_of(name)[1] for name in each.groups[place]])
         for each in family
@@ -207,14 +214,14 @@ def source_rule(family: list[Instance], place: int) -> list[Any]:
             if all(numbers[q] == target[position] for target, names in rows for numbers in names)
         ]  # fmt: skip
         if not fits:
-            raise Unexplained("a number in the target's name")
+            raise UnexplainedError("a number in the target's name")
         taken.append(fits[0])
     rest = sorted(set(range(count)) - set(taken))
     series = rest[0] if rest else None
     for _, names in rows:
         numbers = [int(each[series]) for each in names] if series is not None else [0]
         if len(rest) > 1 or numbers != list(range(len(names))):
-            raise Unexplained("the numbers in the sources' names")
+            raise UnexplainedError("the numbers in the sources' names")
     length = fit([len(names) for _, names in rows], [each.known for each in family])
     return [rules.form_of(family[0].groups[place][0])[0], taken, series, length]
 
@@ -247,8 +254,8 @@ def key_rules(samples: list[Sample], read: set[str]) -> list[list[Any]]:
 
         try:
             found.append([key, first.type, first.items, fit(values, fields, stored)])
-        except Unexplained as reason:
-            raise Unexplained(f"{key}: {reason}") from None
+        except UnexplainedError as reason:
+            raise UnexplainedError(f"{key}: {reason}") from None
     return found
 
 
@@ -275,11 +282,14 @@ def guards(samples: list[Sample], read: set[str]) -> dict[str, Any]:
 def constant_rules(samples: list[Sample]) -> list[list[Any]]:
     """Return name, type, shape and values of the constants, which all models share."""
     rows = [
-        [[name, kind, list(value.shape), value.flatten().tolist()] for name, kind, value in each.constants]
+        [
+            [name, kind, list(value.shape), value.flatten().tolist()]
+            for name, kind, value in each.constants
+        ]
         for each in samples
     ]
     if any(row != rows[0] for row in rows):
-        raise Unexplained("the converter computes a tensor")
+        raise UnexplainedError("the converter computes a tensor")
     return rows[0]
 
 
@@ -288,7 +298,7 @@ def architecture_rules(samples: list[Sample]) -> dict[str, Any]:
     dropped = {rules.form_of(name)[0] for each in samples for name in each.traced.unused}
     vocabulary = samples[0].vocabulary
     if any(each.vocabulary != vocabulary for each in samples):
-        raise Unexplained("the functions for the vocabulary")
+        raise UnexplainedError("the functions for the vocabulary")
     return {
         "guards": guards(samples, read),
         "keys": key_rules(samples, read),
@@ -296,23 +306,23 @@ def architecture_rules(samples: list[Sample]) -> dict[str, Any]:
         "tensors": tensor_rules(samples, read),
         "dropped": sorted(dropped),
         "vocabulary": vocabulary,
-            }
+    }
 
 
 def first_difference(recipes: str, expected: str) -> str:
     rows = zip(json.loads(recipes)["targets"], json.loads(expected)["targets"], strict=False)
     pair = next(((one, other) for one, other in rows if one != other), None)
-    return f"the recipes of a model differ: {str(pair)}"
+    return f"the recipes of a model differ: {pair!s}"
 
 
 def require_same(found: dict[str, Any], each: Sample) -> None:
     path = rules.unsupported_field(found["guards"], each.fields)
     if path:
-        raise Unexplained(f"{path} is {each.fields.get(path)}")
+        raise UnexplainedError(f"{path} is {each.fields.get(path)}")
     replay = rules.Replay(found, each.fields, each.traced.catalog)
     recipes = replay.recipes(each.dtype)[0].to_json(each.traced.catalog._core)
     if recipes != each.traced.recipes_json():
-        raise Unexplained(first_difference(recipes, each.traced.recipes_json()))
+        raise UnexplainedError(first_difference(recipes, each.traced.recipes_json()))
     theirs = sorted(each.traced.metadata, key=lambda entry: entry.key)
     if sorted(replay.metadata(each.dtype), key=lambda entry: entry.key) != theirs:
-        raise Unexplained("the keys of a model differ")
+        raise UnexplainedError("the keys of a model differ")

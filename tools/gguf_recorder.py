@@ -49,7 +49,7 @@ def _number_class(base: Any) -> Any:
             return self._compare(">=", other, base.__ge__(self, other))
 
         def __bool__(self) -> bool:
-            return not self == 0
+            return self.__eq__(0) is False
 
     return Number
 

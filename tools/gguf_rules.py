@@ -3,8 +3,8 @@
     python tools/gguf_rules.py FOLDER [NAME...]
 
 FOLDER has llama.cpp's converter: a checkout, or the source package of llama-cpp-python. NAME is a
-network of `python/tests/support/llama_cpp_networks.py`. Without names, the tool traces ARCHITECTURES
-and writes the file.
+network of `python/tests/support/llama_cpp_networks.py`. Without names, the tool traces all of
+ARCHITECTURES and writes the file.
 
 Each architecture is traced with models of several sizes, which have no weights. Every size, and
 every number that the converter reads from the config, differs between the models. An expression of
@@ -33,8 +33,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "python" / "tests" / "support")]
 
 import llama_cpp_networks as networks  # noqa: E402
-
-from gguf_fit import Sample, Unexplained, architecture_rules, require_same  # noqa: E402
+from gguf_fit import Sample, UnexplainedError, architecture_rules, require_same  # noqa: E402
 from gguf_recorder import Config, Record, Text  # noqa: E402
 
 from loadstone._adapters.llama_cpp import rules, tracing  # noqa: E402
@@ -155,7 +154,7 @@ class _Run(tracing._Run):
         def set_vocab(entered: Any) -> None:
             try:
                 own(entered)
-            except Exception:  # there is no tokenizer
+            except Exception:  # the folder lacks a tokenizer
                 if self.vocabulary[-1:] != ["sentencepiece"]:
                     self.vocabulary.append("own")
 
@@ -184,7 +183,7 @@ def tree(value: Any) -> Any:
         if name in ("_to_copy", "clone"):
             return tree(args[0])
         if kwargs:
-            raise Unexplained(f"{name} with {sorted(kwargs)}")
+            raise UnexplainedError(f"{name} with {sorted(kwargs)}")
         name = "reshape" if name in ("view", "_unsafe_view") else name
         call = {"call": name, "arguments": [tree(each) for each in args]}
         return call if value.place is None else call | {"place": value.place}
@@ -333,7 +332,7 @@ def trace_all(folder: str, names: Sequence[str] = ARCHITECTURES) -> dict[str, An
         for case in cases:
             try:
                 architecture, found = trace(case, converter)
-            except (Error, Unexplained) as reason:
+            except (Error, UnexplainedError) as reason:
                 print(f"{case}: left out: {reason}", file=sys.stderr)
             else:
                 architectures.setdefault(architecture, []).append(found)
@@ -383,4 +382,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 2:
         rules.FILE.write_text(text_of(traced))
     for name, found in traced["architectures"].items():
-        print(name, *(f"{len(each['tensors'])} tensors, {len(each['keys'])} keys" for each in found))
+        print(name, [len(each["tensors"]) for each in found])

@@ -1,7 +1,7 @@
 """Convert a model to GGUF by rules that were traced from llama.cpp's converter.
 
 ``rules.json`` has the rules of each architecture; ``tools/gguf_rules.py`` traces and proves them. A
-rule names tensors by their forms, in which ``#`` stands for a number, and repeats the converter's
+rule names tensors by their forms, in which ``#`` replaces a number, and repeats the converter's
 operations with sizes from ``config.json``. ``guards`` lists every field of the config that the
 converter reads, with the values for which the rules hold. If a model has a different value, it
 needs the converter.
@@ -9,11 +9,13 @@ needs the converter.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import itertools
 import json
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from loadstone._adapters.llama_cpp.files import Files
 from loadstone._adapters.llama_cpp.metadata import MetadataEntry, stored_value
 from loadstone._adapters.llama_cpp.tracing import GgufTraced, file_dtype
 from loadstone._adapters.llama_cpp.vocabulary import MissingVocabulary, model_card, vocabulary
-from loadstone._adapters.llama_cpp.weights import Weights
+from loadstone._adapters.llama_cpp.weights import Quantized, Weights
 from loadstone._base.dtypes import torch_dtype
 from loadstone._base.errors import new_error
 from loadstone._files.catalog import Catalog
@@ -34,9 +36,10 @@ from loadstone._files.catalog import Catalog
 FILE = Path(__file__).with_name("rules.json")
 NUMBER, TEXT, OBJECT, ABSENT = "@number", "@text", "@object", "@absent"
 README = "README.md"
+_QUANTIZATION = "quantization_config"
 
 _SEGMENT = re.compile(r"(?<![^.])\d+(?![^.])")
-_OPERATIONS = {
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv,
     "int*": lambda factor, size: int(factor * size),
 }  # fmt: skip
@@ -67,28 +70,31 @@ def fields_of(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def config_fields(folder: Path) -> dict[str, Any]:
-    """Return the fields of a model's config, with transformers' defaults, as the converter reads it.
+    """Return the fields of a model's config as the converter reads it: with transformers' defaults.
 
     Fields of ``tokenizer_config.json`` begin with ``tokenizer_config.``, and ``README.md`` is the
     text of the model card.
     """
-    transformers = importlib.import_module("transformers")
     try:
+        transformers = importlib.import_module("transformers")
         options = {"trust_remote_code": False, "local_files_only": True}
         config = transformers.AutoConfig.from_pretrained(folder, **options).to_dict()
     except Exception:  # as in the converter; a config may raise anything
         config = json.loads((folder / "config.json").read_bytes())
-    tokenizer = folder / "tokenizer_config.json"
-    more = json.loads(tokenizer.read_bytes()) if tokenizer.is_file() else {}
-    fields = fields_of(config) | fields_of(more, "tokenizer_config.")
+    fields = {"_name_or_path": str(folder)} | fields_of(config)
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        tokenizer = json.loads((folder / "tokenizer_config.json").read_bytes())
+        fields |= fields_of(tokenizer, "tokenizer_config.")
     card = folder / README
-    return fields | {README: card.read_text(encoding="utf-8") if card.is_file() else ""}
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    return fields | {README: text}
 
 
 def evaluate(expression: Any, fields: Mapping[str, Any]) -> Any:
-    """Return an expression's value: a constant, a field, or an operation on two fields.
+    """Return an expression's value, or ``None`` if a field that it needs has no value.
 
-    A list that begins with "first" returns the first of its expressions that has a value.
+    An expression is a field, a number, another constant (``{"is": VALUE}``), or a list: an
+    operation and its operands, or "first" and expressions, of which the first with a value counts.
     """
     if isinstance(expression, str):
         return fields.get(expression)
@@ -133,12 +139,15 @@ def apply_rules(folder: Path, catalog: Catalog, dtype: Any) -> GgufTraced:
     """
     known = traced_rules()
     fields = config_fields(folder)
+    if Quantized(catalog).readable:  # the output file is not quantized
+        fields = {key: value for key, value in fields.items() if not key.startswith(_QUANTIZATION)}
     architecture = (fields.get("architectures") or ["an unnamed architecture"])[0]
-    reasons = [f"loadstone has no rules for {architecture}"]
+    reason = ""
     for rules in known["architectures"].get(architecture, ()):
         if path := unsupported_field(rules["guards"], fields):
             value = json.dumps(fields.get(path, "absent"), default=str)[:80]
-            reasons.append(f"loadstone's rules for {architecture} do not support {path} {value}")
+            unsupported = f"loadstone's rules for {architecture} do not support {path} {value}"
+            reason = reason or unsupported
             continue
         replay = Replay(rules, fields, catalog)
         try:
@@ -147,10 +156,10 @@ def apply_rules(folder: Path, catalog: Catalog, dtype: Any) -> GgufTraced:
             unused = replay.weights.unused()
         finally:
             replay.weights.close()
-        entries, reason = _described(folder, fields, rules, recipes)
+        entries, lacking = _described(folder, fields, rules, recipes)
         message = (
             f"loadstone converts {architecture} by rules that it traced from llama.cpp's converter "
-            f"({known['llama.cpp']}){reason}"
+            f"({known['llama.cpp']}){lacking}"
         )
         return GgufTraced(
             recipes,
@@ -161,23 +170,23 @@ def apply_rules(folder: Path, catalog: Catalog, dtype: Any) -> GgufTraced:
             metadata=(*replay.metadata(chosen), *entries),
             unused=unused,
         )
-    raise needs_converter(reasons[-1])
+    raise needs_converter(reason or f"loadstone has no rules for {architecture}")
 
 
 def unsupported_field(guards: dict[str, Any], fields: Mapping[str, Any]) -> str:
-    """Return the field whose value the rules do not support, with the value; "" if there is none."""
+    """Return the first field whose value the rules do not support; "" if they support all."""
     for path, allowed in guards["values"].items():
         value = plain(fields.get(path, ABSENT))
         kind = NUMBER if is_number(value) else TEXT if isinstance(value, str) else OBJECT
         if value not in allowed and kind not in allowed:
             return path
-    return next((row[0] for row in guards["comparisons"] if fails(row, fields)), "")
+    return next((str(row[0]) for row in guards["comparisons"] if fails(row, fields)), "")
 
 
 def fails(comparison: Sequence[Any], fields: Mapping[str, Any]) -> bool:
     """Return whether the converter's comparison of a field has a different outcome."""
     path, name, other, outcome = comparison
-    value = fields.get(path)
+    value: Any = fields.get(path)
     if name == "in":
         return isinstance(value, str) and (other in value.lower()) is not outcome
     return is_number(value) and _COMPARISONS[name](value, other) is not outcome
@@ -189,7 +198,7 @@ class Replay:
     def __init__(self, rules: dict[str, Any], fields: dict[str, Any], catalog: Catalog) -> None:
         self.rules = rules
         self.fields = fields
-        self.weights = Weights(catalog, 0, _refuse_array)
+        self.weights = Weights(catalog, 0, lambda _: None)
         self.files = Files(catalog, self.weights)
         # Rules by the form of a source, with the source's index in the rule.
         self._by_form: dict[str, list[tuple[int, int]]] = {}
@@ -212,7 +221,11 @@ class Replay:
                 for place, group in enumerate(symbols)
                 for dim, size in enumerate(group[0].shape)
             }
-            value = _computed(rule["value"], symbols, fields)
+            try:
+                value = _computed(rule["value"], symbols, fields)
+            except (RuntimeError, ZeroDivisionError) as reason:
+                message = f"the tensor's shape does not match config.json: {reason}"
+                raise new_error("plan.shape", message, tensor=groups[0][0]) from None
             dtypes[target] = rule.get("dtype", dtype)
             self.weights.use(value)
             self.weights.trace.add(target, value.to(torch_dtype(dtypes[target])))
@@ -246,12 +259,12 @@ class Replay:
             order_of[batch] = max(last, order_of.get(batch, 0))
         for key in sorted(found, key=lambda key: (order_of[self._batch(key)], key[0])):
             rule, groups = self.rules["tensors"][key[0]], found[key]
-            names = [
-                [name for _, (_, name) in sorted(groups.get(place, {}).items())]
-                for place in range(len(rule["sources"]))
+            ordered = [
+                sorted(groups.get(place, {}).items()) for place in range(len(rule["sources"]))
             ]
+            names = [[name for _, (_, name) in group] for group in ordered]
             lengths = [evaluate(source[3], self.fields) for source in rule["sources"]]
-            if [len(group) for group in names] != lengths:
+            if [[number for number, _ in group] for group in ordered] != [*map(_numbers, lengths)]:
                 raise _incomplete(names, rule, key[1])
             yield rule, list(key[1]), names
 
@@ -269,7 +282,7 @@ class Replay:
         for _, tensors in sorted(self.files.by_file.items()):
             for _, tensor in sorted(tensors.items()):
                 if len(tensor.shape) > 1 and tensor.dtype in ("BF16", "F16"):
-                    return tensor.dtype
+                    return str(tensor.dtype)
         return "F16"
 
     def metadata(self, dtype: str) -> tuple[MetadataEntry, ...]:
@@ -301,19 +314,19 @@ def _computed(value: Any, symbols: list[list[torch.Tensor]], fields: Mapping[str
     return evaluate(value, fields)
 
 
+def _numbers(length: Any) -> list[int]:
+    return list(range(length)) if isinstance(length, int) else []
+
+
 def _filled(form: str, numbers: list[str]) -> str:
     remaining = iter(numbers)
     return re.sub("#", lambda _: next(remaining), form)
 
 
-def _incomplete(names: list[list[str]], rule: dict[str, Any], numbers: tuple[str, ...]) -> Exception:
-    found = sum(names, [])
+def _incomplete(
+    names: list[list[str]], rule: dict[str, Any], numbers: tuple[str, ...]
+) -> Exception:
+    found = [*itertools.chain(*names)]
     target = _filled(rule["target"], list(numbers))
     message = f"the checkpoint lacks tensors from which llama.cpp's converter makes {target!r}"
-    return new_error(
-        "plan.missing", message, tensor=found[0], found=f"{len(found)} of its tensors"
-    )
-
-
-def _refuse_array(_: Any) -> Any:
-    raise AssertionError("rules compute no arrays")
+    return new_error("plan.missing", message, tensor=found[0], found=f"{len(found)} of its tensors")

@@ -112,7 +112,7 @@ def _added_token(gguf: Any, token: str, is_special: bool) -> tuple[str, int]:
 
 
 def _looks_special(token: str) -> bool:
-    """Return whether an added token is a control token, although its model does not say so."""
+    """Return whether an added token is a control token, although its flags differ."""
     pairs = (("<|", "|>"), ("<\uff5c", "\uff5c>"), ("<unused", ">"))
     return token in ("<pad>", "<mask>", "<2mass>", "[@BOS@]") or any(
         token.startswith(begin) and token.endswith(end) for begin, end in pairs

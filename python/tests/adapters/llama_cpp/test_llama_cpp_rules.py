@@ -13,7 +13,6 @@ import llama_cpp_networks as networks
 import llama_cpp_oracle as oracle
 import pytest
 import torch
-from command import COMMAND
 from safetensors.torch import load_file, save_file
 
 import loadstone
@@ -25,7 +24,6 @@ TOOLS = Path(__file__).parents[4] / "tools"
 sys.path.insert(0, str(TOOLS))
 
 import gguf_rules  # noqa: E402
-
 
 # The converter has special functions for the tokenizers of these.
 WITHOUT_TOKENIZER = ("phi3", "hunyuan", "bert")
@@ -63,3 +61,137 @@ def test_the_rules_are_those_of_the_converter() -> None:
     """Trace all rules again; `python tools/gguf_rules.py FOLDER` writes the file."""
     oracle.converter()
     assert gguf_rules.text_of(gguf_rules.trace_all(oracle.FOLDER)) == rules.FILE.read_text()
+
+
+# --- without llama.cpp ----------------------------------------------------------------------------
+
+GOLDEN = json.loads(golden.RULES.read_text())
+
+
+@pytest.fixture(params=golden.NETWORKS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def model(name: str, tmp_path: Path) -> Path:
+    """Write the model of which ``GOLDEN`` has the converter's keys and a digest of its tensors."""
+    return write(tmp_path / "model", GOLDEN[name])
+
+
+def write(folder: Path, facts: Any, **fields: Any) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(facts["config"] | fields))
+    save_file(golden.values(facts["shapes"]), folder / "model.safetensors")
+    return folder
+
+
+def require_golden(path: Path, name: str) -> None:
+    reader = oracle.read(path)
+    assert golden.digest(reader) == GOLDEN[name]["sha256"]
+    assert sorted(map(list, oracle.keys_of(reader))) == sorted(GOLDEN[name]["keys"])
+
+
+def test_rules_make_the_converters_own_file(model: Path, name: str, tmp_path: Path) -> None:
+    report = loadstone.convert(model, tmp_path / "out.gguf")
+    require_golden(tmp_path / "out.gguf", name)
+    [finding] = [each for each in report.findings if each.code == "convert.traced"]
+    assert finding.severity == "info"
+    assert "llama-cpp-python 0.3" in finding.message
+    [finding] = [each for each in report.findings if each.code == "convert.metadata"]
+    assert "tokenizer.ggml.tokens" in finding.message
+
+
+def test_rules_work_in_the_command(
+    model: Path, name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "out.gguf"
+    arguments = command.prepare(["convert", str(model), str(target)], tmp_path)
+    assert "[convert.traced]" in capfd.readouterr().err
+    rules_file, metadata = (each.partition("=")[2] for each in arguments[3:])
+    loadstone.convert(model, target, rules=rules_file, metadata=Path(metadata))
+    require_golden(target, name)
+
+
+def test_rules_quantize_in_the_same_pass(model: Path, tmp_path: Path) -> None:
+    loadstone.convert(model, tmp_path / "out.gguf", quantize="q8_0")
+    types = {each.tensor_type.name for each in oracle.read(tmp_path / "out.gguf").tensors}
+    assert "Q8_0" in types
+
+
+def test_a_passed_converter_is_preferred(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(loadstone.Error, match=r"converter is not in this folder"):
+        loadstone.convert(model, tmp_path / "out.gguf", converter=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("vocab_size", 32016), ("rope_parameters", {"rope_type": "linear", "factor": 2.0}),
+     ("num_experts", 4), ("architectures", ["OtherForCausalLM"])],
+)  # fmt: skip
+def test_other_configs_need_the_converter(tmp_path: Path, field: str, value: Any) -> None:
+    model = write(tmp_path / "model", GOLDEN["llama"], **{field: value})
+    with pytest.raises(loadstone.Error, match="pass converter=") as caught:
+        loadstone.convert(model, tmp_path / "out.gguf")
+    assert caught.value.code == "plan.options"
+    assert (field if field != "architectures" else value[0]) in str(caught.value)
+
+
+def test_other_tensors_need_the_converter(tmp_path: Path) -> None:
+    model = write(tmp_path / "model", GOLDEN["llama"])
+    tensors = load_file(model / "model.safetensors")
+    save_file(tensors | {"model.other.weight": torch.ones(2)}, model / "model.safetensors")
+    with pytest.raises(loadstone.Error, match="do not support this tensor") as caught:
+        loadstone.convert(model, tmp_path / "out.gguf")
+    assert caught.value.tensor == "model.other.weight"
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    model = write(tmp_path / "model", GOLDEN["qwen3-moe"])
+    tensors = load_file(model / "model.safetensors")
+    del tensors["model.layers.1.mlp.experts.3.up_proj.weight"]
+    save_file(tensors, model / "model.safetensors")
+    with pytest.raises(loadstone.PlanError, match=r"blk\.1\.ffn_up_exps\.weight") as caught:
+        loadstone.convert(model, tmp_path / "out.gguf")
+    assert caught.value.code == "plan.missing"
+
+
+def test_a_reranker_needs_the_converter(tmp_path: Path) -> None:
+    """The converter searches the model card, the folder's name and the config for this name."""
+    [qwen3] = rules.traced_rules()["architectures"]["Qwen3ForCausalLM"]
+    values = {
+        path: next((each for each in allowed if not str(each).startswith("@")), 1)
+        for path, allowed in qwen3["guards"]["values"].items()
+        if rules.ABSENT not in allowed
+    }
+    names = ("README.md", "_name_or_path")
+    fields = values | dict.fromkeys(names, "model") | {"rope_parameters": {}}
+    assert rules.unsupported_field(qwen3["guards"], fields) == ""
+    for name in names:
+        changed = fields | {name: "# Qwen3-Reranker"}
+        assert rules.unsupported_field(qwen3["guards"], changed) == name
+
+
+def test_a_config_of_other_shapes_is_reported(tmp_path: Path) -> None:
+    model = write(tmp_path / "model", GOLDEN["llama"], num_attention_heads=5)
+    with pytest.raises(loadstone.PlanError, match=r"does not match config\.json") as caught:
+        loadstone.convert(model, tmp_path / "out.gguf")
+    assert caught.value.code == "plan.shape"
+
+
+def test_a_file_equals_its_conversion(model: Path, tmp_path: Path) -> None:
+    loadstone.convert(model, tmp_path / "out.gguf", quantize="q8_0")
+    assert loadstone.verify(model, tmp_path / "out.gguf", quantize="q8_0").ok
+    assert not loadstone.verify(model, tmp_path / "out.gguf").ok
+
+
+def test_quantized_tensors_are_decoded(tmp_path: Path) -> None:
+    """A quantized source gives the file of its decoded tensors."""
+    model = write(tmp_path / "model", GOLDEN["llama"])
+    loadstone.convert(model, tmp_path / "small", quantize="int8-channel")
+    loadstone.convert(tmp_path / "small", tmp_path / "plain", dequantize=True, dtype="float32")
+    files = [tmp_path / "small.gguf", tmp_path / "plain.gguf"]
+    for file in files:
+        loadstone.convert(file.with_suffix(""), file, dtype="bfloat16")
+    found, expected = map(oracle.read, files)
+    assert golden.digest(found) == golden.digest(expected)
