@@ -60,8 +60,11 @@ _YARN = {
 }  # fmt: skip
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "phi3": [{"sliding_window": 2047}],
-    "deepseek2": [{"rope_parameters": _YARN}, {"rope_parameters": _YARN, "q_lora_rank": None}],
-    "deepseek3": [{"rope_parameters": _YARN}],
+    "deepseek2": [
+        {"rope_parameters": _YARN, "scoring_func": "softmax"},
+        {"rope_parameters": _YARN, "scoring_func": "softmax", "q_lora_rank": None},
+    ],
+    "deepseek3": [{"rope_parameters": _YARN, "scoring_func": "sigmoid"}],
     "cohere": [{"model_max_length": 1000}],
     "minimax": [{"scoring_func": "sigmoid"}],
 }
@@ -327,9 +330,7 @@ def trace_all(folder: str, names: Sequence[str] = ARCHITECTURES) -> dict[str, An
     converter = converter_at(folder)
     architectures: dict[str, list[Any]] = {}
     for name in names:
-        cases = [Case(name, options, {}) for options in ({}, *OPTIONS.get(name, ()))]
-        cases += [Case(name, {}, fixed) for fixed in FIXED.get(name, ())]
-        for case in cases:
+        for case in cases(name):
             try:
                 architecture, found = trace(case, converter)
             except (Error, UnexplainedError) as reason:
@@ -342,6 +343,11 @@ def trace_all(folder: str, names: Sequence[str] = ARCHITECTURES) -> dict[str, An
         "pre": pre_tokenizers(converter),
         "architectures": architectures,
     }
+
+
+def cases(name: str) -> list[Case]:
+    options = [Case(name, each, {}) for each in ({}, *OPTIONS.get(name, ()))]
+    return options + [Case(name, {}, each) for each in FIXED.get(name, ())]
 
 
 def pre_tokenizers(converter: Converter) -> dict[str, Any]:

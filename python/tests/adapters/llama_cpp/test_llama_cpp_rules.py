@@ -38,12 +38,16 @@ def converter(monkeypatch: pytest.MonkeyPatch) -> Converter:
     return oracle.with_any_tokenizer(monkeypatch)
 
 
+CASES = [case for name in gguf_rules.ARCHITECTURES for case in gguf_rules.cases(name)]
+
+
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32", None])
-@pytest.mark.parametrize("name", gguf_rules.ARCHITECTURES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.network)
 def test_a_file_is_the_converters_own(
-    converter: Converter, tmp_path: Path, name: str, dtype: str | None
+    converter: Converter, tmp_path: Path, case: gguf_rules.Case, dtype: str | None
 ) -> None:
-    model = networks.make(name, tmp_path / "model")
+    name = case.network
+    model = networks.make(name, tmp_path / "model", **case.options, **case.fixed)
     if name == "bert":
         config = json.loads((model / "config.json").read_text())
         del config["num_key_value_heads"]  # a field of the other networks
