@@ -201,7 +201,7 @@ def family_rule(family: list[Instance]) -> dict[str, Any]:
 
 
 def source_rule(family: list[Instance], place: int) -> list[Any]:
-    """Return a source's form, the places of the target's numbers in it, its series and its count."""
+    """Return a source's form, the target's numbers in it, its series and its count."""
     rows = [
         (rules.form_of(each.target)[1], [rules.form_of(name)[1] for name in each.groups[place]])
         for each in family

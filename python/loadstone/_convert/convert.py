@@ -127,9 +127,10 @@ def convert(
             ``general.architecture``, from the source or from this argument.
         beyond_ggml: allow GGUF tensors with more than 4 dims and names of more than 63 bytes, which
             ggml rejects but programs for video models read.
-        converter: llama.cpp's converter, see :func:`loadstone.llama_cpp.trace`. It determines
-            names, layouts and metadata if the source is a folder of a language model, the target is
-            ``"name.gguf"`` and ``rules`` is ``None``; ``dtype`` then applies to matrices.
+        converter: llama.cpp's converter, see :func:`loadstone.llama_cpp.trace`. It, or with
+            ``None`` loadstone's rules for the architecture, determines names, layouts and metadata
+            if the source is a folder of a language model, the target is ``"name.gguf"`` and
+            ``rules`` is ``None``; ``dtype`` then applies to matrices.
         trust_code: let the converter run Python code that the folder's configs name.
         shard_size: bytes of tensors in a shard of a folder (``int`` or ``"5GB"``, the default).
             If given for ``name.gguf``, the files are ``name-00001-of-00003.gguf`` and so on.

@@ -179,7 +179,7 @@ def unsupported_field(guards: dict[str, Any], fields: Mapping[str, Any]) -> str:
         value = plain(fields.get(path, ABSENT))
         kind = NUMBER if is_number(value) else TEXT if isinstance(value, str) else OBJECT
         if value not in allowed and kind not in allowed:
-            return path
+            return str(path)
     return next((str(row[0]) for row in guards["comparisons"] if fails(row, fields)), "")
 
 

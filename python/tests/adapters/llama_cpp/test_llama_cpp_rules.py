@@ -67,6 +67,15 @@ def test_the_rules_are_those_of_the_converter() -> None:
     assert gguf_rules.text_of(gguf_rules.trace_all(oracle.FOLDER)) == rules.FILE.read_text()
 
 
+def test_the_docs_list_the_architectures_and_the_release() -> None:
+    page = (TOOLS.parent / "docs" / "how-to" / "gguf-models.md").read_text()
+    section = page.partition("## Without llama.cpp")[2].partition("\n## ")[0]
+    table = "".join(line for line in section.splitlines() if line.startswith("|"))
+    assert set(table.split("`")[1::2]) == rules.traced_rules()["architectures"].keys()
+    assert f"llama-cpp-python {gguf_rules.RELEASE}" in section
+    assert f"version={gguf_rules.RELEASE}\n" in (TOOLS / "llama_cpp.sh").read_text()
+
+
 # --- without llama.cpp ----------------------------------------------------------------------------
 
 GOLDEN = json.loads(golden.RULES.read_text())
