@@ -259,6 +259,16 @@ def key_rules(samples: list[Sample], read: set[str]) -> list[list[Any]]:
     return found
 
 
+def layers(samples: list[Sample], read: set[str]) -> Any:
+    """Return an expression for the number of layers."""
+    counts = [
+        1 + max(int(rules.form_of(name)[1][0]) for name, *_ in each.targets if "blk." in name)
+        for each in samples
+    ]
+    known = [{path: each.fields[path] for path in read & each.fields.keys()} for each in samples]
+    return fit(counts, known)
+
+
 def guards(samples: list[Sample], read: set[str]) -> dict[str, Any]:
     values: dict[str, list[Any]] = {}
     for path in sorted(read - {"architectures"}):
@@ -293,9 +303,30 @@ def constant_rules(samples: list[Sample]) -> list[list[Any]]:
     return rows[0]
 
 
+def dropped_rules(samples: list[Sample], read: set[str]) -> list[list[Any]]:
+    """Return forms of tensors that the converter drops; some only if a field is true."""
+    forms = sorted({rules.form_of(name)[0] for each in samples for name in each.traced.unused})
+    rows: list[list[Any]] = []
+    for form in forms:
+        having = [
+            each
+            for each in samples
+            if any(rules.form_of(name)[0] == form for name in each.traced.catalog.tensors)
+        ]
+        drops = [any(rules.form_of(n)[0] == form for n in each.traced.unused) for each in having]
+        fields = [
+            path
+            for path in sorted(read)
+            if [each.fields.get(path) is True for each in having] == drops
+        ]
+        if not all(drops) and not fields:
+            raise UnexplainedError(f"{form}: dropped from some models")
+        rows.append([form, "" if all(drops) else fields[0]])
+    return rows
+
+
 def architecture_rules(samples: list[Sample]) -> dict[str, Any]:
     read = set().union(*(each.record.read for each in samples))
-    dropped = {rules.form_of(name)[0] for each in samples for name in each.traced.unused}
     vocabulary = samples[0].vocabulary
     if any(each.vocabulary != vocabulary for each in samples):
         raise UnexplainedError("the functions for the vocabulary")
@@ -304,7 +335,8 @@ def architecture_rules(samples: list[Sample]) -> dict[str, Any]:
         "keys": key_rules(samples, read),
         "constants": constant_rules(samples),
         "tensors": tensor_rules(samples, read),
-        "dropped": sorted(dropped),
+        "dropped": dropped_rules(samples, read),
+        "layers": layers(samples, read),
         "vocabulary": vocabulary,
     }
 

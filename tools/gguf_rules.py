@@ -238,6 +238,9 @@ def make(case: Case, variant: int, folder: Path) -> None:
     saved = {key for key, _ in (*model.named_parameters(), *model.named_buffers())}
     state = {key: value for key, value in model.state_dict().items() if key in saved}
     state = core_model_loading.revert_weight_conversion(model, state)
+    head = model.state_dict().get("lm_head.weight")
+    if variant == len(FITTED) - 1 and head is not None and case.network != "cohere":
+        state["lm_head.weight"] = head  # although it is tied; Cohere's class rejects it
     with torch.device("meta"):  # older checkpoints have these tensors, which the converter drops
         for key in [key for key in state if key.endswith(".self_attn.q_proj.weight")]:
             prefix = key.removesuffix("q_proj.weight")
@@ -285,14 +288,8 @@ COUNTS = {
 
 def sample(case: Case, variant: int, folder: Path, converter: Converter) -> Sample:
     make(case, variant, folder)
-    catalog = open_catalog(folder, allow_links=False)
     dtype = DTYPES[variant]
-    with converter.entered(), torch.no_grad():
-        run = _Run(folder, catalog, converter, 0)
-        try:
-            traced = run.done(tracing._FILE_TYPES[dtype])
-        finally:
-            run.weights.close()
+    traced, run = run_converter(folder, dtype, converter)
     return Sample(
         dtype,
         rules.config_fields(folder),
@@ -304,6 +301,18 @@ def sample(case: Case, variant: int, folder: Path, converter: Converter) -> Samp
     )
 
 
+def run_converter(
+    folder: Path, dtype: str, converter: Converter
+) -> tuple[tracing.GgufTraced, _Run]:
+    catalog = open_catalog(folder, allow_links=False)
+    with converter.entered(), torch.no_grad():
+        run = _Run(folder, catalog, converter, 0)
+        try:
+            return run.done(tracing._FILE_TYPES[dtype]), run
+        finally:
+            run.weights.close()
+
+
 def trace(case: Case, converter: Converter) -> tuple[str, dict[str, Any]]:
     """Return an architecture and its rules."""
     with tempfile.TemporaryDirectory(prefix="loadstone-") as folder:
@@ -312,6 +321,7 @@ def trace(case: Case, converter: Converter) -> tuple[str, dict[str, Any]]:
             for variant in range(len(FITTED) + len(CHECKS))
         ]
         found = architecture_rules(samples[: len(FITTED)])
+        found["drops_layers"] = drops_layers(Path(folder, "0"), samples[0], converter)
         found["file_types"] = {
             each.dtype: entry.value
             for each in samples
@@ -321,6 +331,31 @@ def trace(case: Case, converter: Converter) -> tuple[str, dict[str, Any]]:
         for each in samples:
             require_same(found, each)
     return samples[0].traced.architecture, found
+
+
+def drops_layers(folder: Path, each: Sample, converter: Converter) -> bool:
+    """Return whether the converter drops layers beyond the config's number, or else rejects them.
+
+    Published checkpoints may have such layers, for the prediction of several tokens.
+    """
+    shapes = {name: tensor.shape for name, tensor in each.traced.catalog.tensors.items()}
+    last = FITTED[0]["num_hidden_layers"] - 1
+    for name in list(shapes):
+        numbers = rules.form_of(name)[1]
+        if numbers[:1] == (str(last),):
+            shapes[name.replace(f".{last}.", f".{last + 1}.", 1)] = shapes[name]
+    with torch.device("meta"):
+        state = {name: torch.empty(shape) for name, shape in shapes.items()}
+    write_header(state, folder / "model.safetensors")
+    try:
+        traced = run_converter(folder, "F32", converter)[0]
+    except Error:
+        return False
+    if traced.recipes.targets() != [
+        (name, shape, "F32") for name, shape, _ in each.traced.recipes.targets()
+    ]:
+        raise UnexplainedError("the converter writes layers beyond the config's number")
+    return True
 
 
 def trace_all(folder: str, names: Sequence[str] = ARCHITECTURES) -> dict[str, Any]:

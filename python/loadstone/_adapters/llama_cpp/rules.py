@@ -202,6 +202,12 @@ class Replay:
         self.files = Files(catalog, self.weights)
         # Rules by the form of a source, with the source's index in the rule.
         self._by_form: dict[str, list[tuple[int, int]]] = {}
+        self._layers = {  # what precedes the number of the layer
+            form.partition("#")[0]
+            for rule in rules["tensors"]
+            for form, *_ in rule["sources"]
+            if rule["target"].startswith("blk.#")
+        }
         for index, rule in enumerate(rules["tensors"]):
             for place, (form, *_) in enumerate(rule["sources"]):
                 self._by_form.setdefault(form, []).append((index, place))
@@ -245,7 +251,9 @@ class Replay:
         found: dict[tuple[int, tuple[str, ...]], dict[int, dict[int, tuple[int, str]]]] = {}
         for order, name in enumerate(self._names()):
             form, numbers = form_of(name)
-            if form not in self._by_form and form not in self.rules["dropped"]:
+            if self._is_dropped(form, numbers):
+                continue
+            if form not in self._by_form or self._is_extra_layer(form, numbers):
                 raise needs_converter("loadstone's rules do not support this tensor", name)
             for index, place in self._by_form.get(form, ()):
                 _, taken, series, _ = self.rules["tensors"][index]["sources"][place]
@@ -267,6 +275,17 @@ class Replay:
             if [[number for number, _ in group] for group in ordered] != [*map(_numbers, lengths)]:
                 raise _incomplete(names, rule, key[1])
             yield rule, list(key[1]), names
+
+    def _is_dropped(self, form: str, numbers: tuple[str, ...]) -> bool:
+        if self.rules["drops_layers"] and self._is_extra_layer(form, numbers):
+            return True
+        rows = (row for row in self.rules["dropped"] if row[0] == form)
+        return any(not path or self.fields.get(path) is True for _, path in rows)
+
+    def _is_extra_layer(self, form: str, numbers: tuple[str, ...]) -> bool:
+        """Return whether a tensor's layer is beyond the config's number of layers."""
+        is_layer = form.partition("#")[0] in self._layers
+        return is_layer and int(numbers[0]) >= evaluate(self.rules["layers"], self.fields)
 
     def _batch(self, key: tuple[int, tuple[str, ...]]) -> tuple[int, tuple[str, ...]]:
         """Return a key that the rules for the experts of one layer share."""

@@ -159,6 +159,43 @@ def test_other_tensors_need_the_converter(tmp_path: Path) -> None:
     assert caught.value.tensor == "model.other.weight"
 
 
+def with_next_layer(model: Path) -> None:
+    """Add a layer beyond the config's number, as published models of DeepSeek have one."""
+    tensors = load_file(model / "model.safetensors")
+    more = {
+        name.replace(".1.", ".2.", 1): value.clone()
+        for name, value in tensors.items()
+        if name.startswith("model.layers.1.")
+    }
+    more["model.layers.2.eh_proj.weight"] = torch.ones(2, 2)
+    save_file(tensors | more, model / "model.safetensors")
+
+
+def test_a_layer_beyond_the_number_is_dropped_as_in_the_converter(tmp_path: Path) -> None:
+    model = write(tmp_path / "model", GOLDEN["deepseek2"])
+    with_next_layer(model)
+    loadstone.convert(model, tmp_path / "out.gguf")
+    require_golden(tmp_path / "out.gguf", "deepseek2")
+
+
+def test_a_layer_beyond_the_number_is_rejected_as_in_the_converter(tmp_path: Path) -> None:
+    model = write(tmp_path / "model", GOLDEN["llama"])
+    with_next_layer(model)
+    with pytest.raises(loadstone.Error, match="do not support this tensor") as caught:
+        loadstone.convert(model, tmp_path / "out.gguf")
+    assert caught.value.tensor.startswith("model.layers.2.")
+
+
+@pytest.mark.parametrize(("network", "is_kept"), [("deepseek2", False), ("llama", True)])
+def test_a_tied_head_is_kept_as_in_the_converter(
+    tmp_path: Path, network: str, is_kept: bool
+) -> None:
+    model = write(tmp_path / "model", GOLDEN[network], tie_word_embeddings=True)
+    loadstone.convert(model, tmp_path / "out.gguf")
+    names = {each.name for each in oracle.read(tmp_path / "out.gguf").tensors}
+    assert ("output.weight" in names) is is_kept
+
+
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     model = write(tmp_path / "model", GOLDEN["qwen3-moe"])
     tensors = load_file(model / "model.safetensors")
