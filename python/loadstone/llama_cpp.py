@@ -5,7 +5,8 @@
 
 The Python code of ``convert_hf_to_gguf.py`` runs on tensors without data. loadstone records their
 names, permutations, stacking and types, and every key that the script writes, including the
-vocabulary. Without a converter, ``trace`` uses rules that were traced for many architectures. See ``docs/how-to/gguf-models.md``.
+vocabulary. Without a converter, ``trace`` uses rules that were traced for many architectures. See
+``docs/how-to/gguf-models.md``.
 """
 
 from __future__ import annotations
