@@ -5,7 +5,8 @@
 
 The Python code of ``convert_hf_to_gguf.py`` runs on tensors without data. loadstone records their
 names, permutations, stacking and types, and every key that the script writes, including the
-vocabulary, so it needs no table of models. See ``docs/how-to/gguf-models.md``.
+vocabulary. Without a converter, ``trace`` uses rules that were traced for many architectures. See
+``docs/how-to/gguf-models.md``.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from pathlib import Path
 
 import torch
 
-from loadstone._adapters.llama_cpp.converter import converter_at
+from loadstone._adapters.llama_cpp.converter import converter_at, installed_converter
 from loadstone._adapters.llama_cpp.metadata import MetadataEntry as MetadataEntry
 from loadstone._adapters.llama_cpp.model_folder import is_model_folder
+from loadstone._adapters.llama_cpp.rules import apply_rules
 from loadstone._adapters.llama_cpp.tracing import GgufTraced as GgufTraced
 from loadstone._adapters.llama_cpp.tracing import require_no_code, trace_model
 from loadstone._base.errors import new_error
@@ -43,7 +45,8 @@ def trace(
     Args:
         model_folder: a model in Hugging Face's layout: ``config.json``, safetensors, tokenizer.
         converter: a checkout of llama.cpp, or the unpacked source package of llama-cpp-python.
-            ``None``: the folder of ``sys.path`` that has ``conversion/base.py``.
+            ``None``: the folder of ``sys.path`` that has ``conversion/base.py``, or else the rules
+            that loadstone has for the architecture.
         dtype: dtype of the matrices, like the script's ``--outtype``: float32, float16 or bfloat16.
             ``None``: the first 16-bit dtype that the checkpoint has, else float16.
         computed_bytes_max: total bytes of tensors that may be read. The converter computes with
@@ -58,7 +61,7 @@ def trace(
 
     Raises:
         OptionError: ``plan.options``: the converter or a package that it needs is missing or
-            unsupported; the folder's tokenizer is code.
+            unsupported, and loadstone has no rules for the model; the folder's tokenizer is code.
         PlanError: the converter does not know the model (``plan.conversion``), or uses an operation
             that no recipe can express (``plan.untraceable``, ``plan.data_dependent``,
             ``plan.encoding``).
@@ -69,10 +72,12 @@ def trace(
     if not is_model_folder(folder):
         message = "llama.cpp's converter requires a folder with a language model's config.json"
         raise new_error("plan.options", message, path=str(folder), field="model_folder")
-    entered = converter_at(converter)
+    entered = installed_converter() if converter is None else converter_at(converter)
     if not trust_code:
         require_no_code(folder)
     catalog = open_catalog(folder, allow_links=allow_links)
+    if entered is None:
+        return apply_rules(folder, catalog, dtype)
     return trace_model(folder, catalog, entered, dtype, computed_bytes_max)
 
 

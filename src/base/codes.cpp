@@ -116,6 +116,10 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "loadstone does not write.",
      "Check that SOURCE comes before TARGET. Choose a folder, or a name that ends in .safetensors "
      "or .gguf. --overwrite replaces files of the output's names."},
+    {"convert.traced",
+     "A GGUF output has names, layouts and keys by rules that loadstone traced from a release of "
+     "llama.cpp's converter.",
+     "No action is needed. To use a different release, pass its folder (--converter)."},
     {"convert.underflow",
      "Blocks of small values became 0, because the scales of their encoding (F16 in GGUF, F8_E4M3 "
      "in nvfp4) cannot be small enough.",

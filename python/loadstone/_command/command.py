@@ -111,6 +111,8 @@ def prepare(arguments: list[str], folder: Path) -> list[str]:
         trust_code=ours.trust_code,
         allow_links="--allow-links" in rest,
     )
+    for finding in traced.findings:
+        print(f"{finding.severity}: {finding.message} [{finding.code}]", file=sys.stderr)
     recipes, metadata = traced.save(folder / "model")
     decoding = ["--dequantize"] if traced.decodes and "--dequantize" not in rest else []
     return [*rest, *decoding, f"--rules={recipes}", f"--metadata={metadata}"]

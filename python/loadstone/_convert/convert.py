@@ -127,10 +127,11 @@ def convert(
             ``general.architecture``, from the source or from this argument.
         beyond_ggml: allow GGUF tensors with more than 4 dims and names of more than 63 bytes, which
             ggml rejects but programs for video models read.
-        converter: llama.cpp's converter, see :func:`loadstone.llama_cpp.trace`. It determines
-            names, layouts and metadata if the source is a folder of a language model, the target is
-            ``"name.gguf"`` and ``rules`` is ``None``; ``dtype`` then applies to matrices. Without
-            ``dtype`` and ``quantize``, MXFP4 and NVFP4 keep their codes.
+        converter: llama.cpp's converter, see :func:`loadstone.llama_cpp.trace`. It, or with
+            ``None`` loadstone's rules for the architecture, determines names, layouts and metadata
+            if the source is a folder of a language model, the target is ``"name.gguf"`` and
+            ``rules`` is ``None``; ``dtype`` then applies to matrices. Without ``dtype`` and
+            ``quantize``, MXFP4 and NVFP4 keep their codes.
         trust_code: let the converter run Python code that the folder's configs name.
         shard_size: bytes of tensors in a shard of a folder (``int`` or ``"5GB"``, the default).
             If given for ``name.gguf``, the files are ``name-00001-of-00003.gguf`` and so on.
@@ -180,21 +181,28 @@ def convert(
         message = "parts requires cluster="
         raise new_error("plan.options", message, field="parts", found=repr(parts))
     target = path_text("target", target)
-    options, conversion = plan_conversion(arguments, target)
-    return options.run(conversion, target)
+    options, conversion, findings = plan_conversion(arguments, target)
+    report = options.run(conversion, target)
+    report.findings = [*report.findings, *findings]
+    return report
 
 
 def plan_conversion(
     arguments: Mapping[str, Any], target: str
-) -> tuple[OutputOptions, _core.Conversion]:
-    """Plan a conversion to ``target`` from the arguments of :func:`convert`."""
+) -> tuple[OutputOptions, _core.Conversion, list[_core.Finding]]:
+    """Plan a conversion to ``target`` from the arguments of :func:`convert`.
+
+    Returns:
+        The output's options, the conversion, and findings about the recipes.
+    """
     options = OutputOptions.from_arguments(arguments)
     core_arguments = options.core_arguments(arguments["source"], target)
     names = ("rules", "dtype", "metadata", "converter", "trust_code", "allow_links")
     checkpoint = _open_source(arguments["source"], target, *(arguments[name] for name in names))
     decided = ("unexpected", "dequantize", "experts", "require_lossless")
+    findings = checkpoint.pop("findings")
     decisions = {name: arguments[name] for name in decided} | checkpoint
-    return options, _core.make_conversion(**decisions, **core_arguments)
+    return options, _core.make_conversion(**decisions, **core_arguments), findings
 
 
 def _convert_in_parts(
@@ -273,6 +281,7 @@ def _open_source(
             "catalog": traced.catalog._core,
             "recipes": traced.recipes,
             "metadata": metadata_text(traced.metadata_with(metadata)),
+            "findings": traced.findings,
         } | ({"dequantize": True} if traced.decodes else {})
     for field, value in (("converter", converter), ("trust_code", trust_code)):
         if value:
@@ -288,6 +297,7 @@ def _open_source(
         "recipes": recipes,
         "dtype": "" if dtype is None or dtype == "auto" else str(dtype),
         "metadata": "" if metadata is None else metadata_text(metadata),
+        "findings": [],
     }
 
 

@@ -92,7 +92,7 @@ def verify(
     found = open_catalog(output, allow_links=allow_links)
     # Only the suffix of the name matters, because nothing is written.
     target = "output.gguf" if found.shards[0].endswith(".gguf") else "output"
-    _, conversion = plan_conversion(arguments, target)
+    _, conversion, _ = plan_conversion(arguments, target)
     require_ok(conversion)
     with show_progress(progress, "verifying") as callback:
         report = _core.compare_with_conversion(conversion, found._core, callback)

@@ -14,11 +14,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 FOLDER = Path(__file__).with_name("llama_cpp_golden")
 SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+RULES = FOLDER / "rules.json"  # of the networks below, for conversions by rules
+NETWORKS = ("llama", "qwen3-moe", "deepseek2")
 
 
 def values(shapes: dict[str, list[int]]) -> dict[str, torch.Tensor]:
@@ -39,6 +42,34 @@ def digest(reader: Any) -> str:
     return found.hexdigest()
 
 
+def with_values(model: Path) -> dict[str, list[int]]:
+    """Replace the values of a model's tensors, and return their shapes."""
+    file = model / "model.safetensors"
+    shapes = {name: list(value.shape) for name, value in load_file(file).items()}
+    save_file(values(shapes), file)
+    return shapes
+
+
+def write_rules_data() -> None:
+    """Write config, shapes, and a digest and the keys of the converter's file for each network."""
+    import llama_cpp_networks as networks
+    import llama_cpp_oracle as oracle
+
+    rows = {}
+    for name in NETWORKS:
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+            converter = oracle.with_any_tokenizer(patch)
+            model = networks.make(name, Path(folder, "model"))
+            shapes = with_values(model)
+            own = oracle.written(converter, model, Path(folder, "own.gguf"), "BF16")
+            reader = oracle.read(own)
+            config = json.loads((model / "config.json").read_text())
+        keys = [row for row in oracle.keys_of(reader) if not row[0].startswith("tokenizer.")]
+        rows[name] = {"sha256": digest(reader), "keys": keys, "config": config, "shapes": shapes}
+    lines = (f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
+    RULES.write_text("{" + ",\n".join(lines) + "}\n")
+
+
 def main() -> None:
     import llama_cpp_networks as networks
     import llama_cpp_oracle as oracle
@@ -46,11 +77,10 @@ def main() -> None:
     from loadstone import llama_cpp
 
     FOLDER.mkdir(exist_ok=True)
+    write_rules_data()
     with tempfile.TemporaryDirectory() as folder:
         model = networks.make("llama", Path(folder, "model"), **SIZES)
-        file = model / "model.safetensors"
-        shapes = {name: list(value.shape) for name, value in load_file(file).items()}
-        save_file(values(shapes), file)
+        shapes = with_values(model)
         llama_cpp.save_recipes(model, FOLDER / "llama", converter=oracle.FOLDER, dtype="BF16")
         own = oracle.written(oracle.converter(), model, Path(folder, "own.gguf"), "BF16")
         facts = {"sha256": digest(oracle.read(own)), "shapes": shapes}

@@ -245,7 +245,7 @@ NETWORKS = {
 }  # fmt: skip
 
 
-def make(name: str, folder: Path, dtype: torch.dtype = torch.bfloat16, **sizes: int) -> Path:
+def make(name: str, folder: Path, dtype: torch.dtype = torch.bfloat16, **sizes: Any) -> Path:
     """Write a model of NETWORKS with random values; ``sizes`` override configuration fields."""
     transformers = pytest.importorskip("transformers")
     network = NETWORKS[name]

@@ -47,7 +47,9 @@ NEEDED = (
          "adapters/llama_cpp/test_llama_cpp_models::test_a_model_is_what_the_script_makes",
          "adapters/llama_cpp/test_llama_cpp_models::test_arithmetic_is_refused_*",
          "adapters/llama_cpp/test_llama_cpp_models::test_one_pass_is_two_steps*",
-         "adapters/llama_cpp/test_llama_cpp_quantized::*"),
+         "adapters/llama_cpp/test_llama_cpp_quantized::*",
+         "adapters/llama_cpp/test_llama_cpp_rules::test_a_file_is_the_converters_own*",
+         "adapters/llama_cpp/test_llama_cpp_rules::test_the_rules_are_those_of_the_converter"),
         "sentencepiece",
     ),
     Needed(

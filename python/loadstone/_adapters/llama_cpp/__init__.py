@@ -5,4 +5,6 @@
 * ``weights``, ``arrays``: tensors and arrays without data.
 * ``tracing``: one run of the converter, and its recipes.
 * ``metadata``: the keys and values that the converter would write.
+* ``rules``: conversions without the converter, by the rules in ``rules.json``.
+* ``vocabulary``: the tokenizer's keys for these conversions.
 """

@@ -96,18 +96,25 @@ class Converter:
             raise sites.refusal()
 
 
-def converter_at(path: str | os.PathLike[str] | None) -> Converter:
-    """Return the converter in a folder; by default, the one whose folder is in ``sys.path``."""
-    if path is not None:
-        folder = Path(os.fsdecode(path)).expanduser().absolute()
-        for subfolder in _SUBFOLDERS:
-            if (folder / subfolder / _MARK).is_file():
-                return Converter(folder / subfolder)
-        raise _missing(f"llama.cpp's converter is not in this folder: no {_MARK}", folder)
+def converter_at(path: str | os.PathLike[str]) -> Converter:
+    folder = Path(os.fsdecode(path)).expanduser().absolute()
+    for subfolder in _SUBFOLDERS:
+        if (folder / subfolder / _MARK).is_file():
+            return Converter(folder / subfolder)
+    raise _missing(f"llama.cpp's converter is not in this folder: no {_MARK}", folder)
+
+
+def installed_converter() -> Converter | None:
+    """Return the converter whose folder is in ``sys.path``, if there is one."""
     for entry in sys.path:
         if (Path(entry) / _MARK).is_file():
             return Converter(Path(entry).absolute())
-    raise _missing(f"llama.cpp's converter ({_MARK}) is not installed", None)
+    return None
+
+
+def needs_converter(reason: str, tensor: str = "") -> Exception:
+    """Return the error for a model that needs the converter, which is not installed."""
+    return _missing(f"{reason}, and llama.cpp's converter ({_MARK}) is not installed", None, tensor)
 
 
 def needs(reason: ImportError, folder: Path) -> Exception:
@@ -121,10 +128,11 @@ def needs(reason: ImportError, folder: Path) -> Exception:
     )
 
 
-def _missing(message: str, folder: Path | None) -> Exception:
+def _missing(message: str, folder: Path | None, tensor: str = "") -> Exception:
     return new_error(
         "plan.options",
         f"{message}; {_ADVICE}",
+        tensor=tensor,
         field="converter",
         found=str(folder) if folder is not None else "",
     )

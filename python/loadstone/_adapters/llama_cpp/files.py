@@ -46,7 +46,7 @@ class Files:
                     path=shard,
                     field="model_folder",
                 )
-        self._by_file: dict[str, dict[str, LocalTensor]] = {
+        self.by_file: dict[str, dict[str, LocalTensor]] = {
             Path(shard).name: {} for shard in catalog.shards
         }
         hidden = set(catalog._core.companions()) | weights.quantized.components
@@ -57,14 +57,14 @@ class Files:
                 message = "llama.cpp's converter requires tensors that are not quantized"
                 raise new_error("plan.encoding", message, tensor=info.name, found=info.encoding)
             tensor = LocalTensor(info.name, info.encoding, info.shape, weights)
-            self._by_file[Path(info.shard).name][info.name] = tensor
+            self.by_file[Path(info.shard).name][info.name] = tensor
         for name, (shape, data) in weights.quantized.readable.items():
             file = Path(catalog.tensors[data].shard).name
-            self._by_file[file][name] = LocalTensor(name, _NUMBERS, shape, weights)
+            self.by_file[file][name] = LocalTensor(name, _NUMBERS, shape, weights)
 
     def reader(self) -> type:
         """Return the class that replaces ``gguf.utility.SafetensorsLocal``."""
-        by_file = self._by_file
+        by_file = self.by_file
 
         class SafetensorsLocal:
             """The tensors of one file, sorted by name, as in gguf."""

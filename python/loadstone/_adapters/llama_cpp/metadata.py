@@ -75,7 +75,7 @@ def entries_of(
 def _entry(key: str, typed: Any, type_of: Callable[[Any], Any]) -> MetadataEntry:
     kind, value = _TYPES[typed.type.name], typed.value
     if kind != "array":
-        return MetadataEntry(key, kind, _value(key, kind, value))
+        return MetadataEntry(key, kind, stored_value(key, kind, value))
     if not isinstance(value, Sequence) or len(value) == 0:
         raise _misfit(key, "array", value)
     if typed.sub_type is not None:
@@ -92,10 +92,10 @@ def _entry(key: str, typed: Any, type_of: Callable[[Any], Any]) -> MetadataEntry
             field=key,
             found=repr(value)[:80],
         )
-    return MetadataEntry(key, "array", [_value(key, items, item) for item in value], items)
+    return MetadataEntry(key, "array", [stored_value(key, items, item) for item in value], items)
 
 
-def _value(key: str, kind: str, value: Any) -> Any:
+def stored_value(key: str, kind: str, value: Any) -> Any:
     """Return the value as stored in the file: an integer in range, the nearest float, or text."""
     if kind == "string":
         return _text(key, value)

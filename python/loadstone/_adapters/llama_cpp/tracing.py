@@ -86,17 +86,23 @@ def trace_model(
     folder: Path, catalog: Catalog, converter: Converter, dtype: Any, computed_bytes_max: int
 ) -> GgufTraced:
     """Run the converter for one model; see :func:`loadstone.llama_cpp.trace`."""
-    wanted = "" if dtype is None else dtype_argument(dtype)
-    if wanted not in _FILE_TYPES:
-        expected = "float32, float16, bfloat16, or None for the checkpoint's"
-        message = "llama.cpp's converter does not support this dtype"
-        raise new_error("plan.dtype", message, field="dtype", found=wanted, expected=expected)
+    wanted = file_dtype(dtype)
     with converter.entered(), torch.no_grad():
         run = _Run(folder, catalog, converter, computed_bytes_max)
         try:
             return run.done(_FILE_TYPES[wanted])
         finally:
             run.weights.close()
+
+
+def file_dtype(dtype: Any) -> str:
+    """Return the dtype of the matrices; "" for that of the checkpoint."""
+    wanted = "" if dtype is None else dtype_argument(dtype)
+    if wanted not in _FILE_TYPES:
+        expected = "float32, float16, bfloat16, or None for the checkpoint's"
+        message = "llama.cpp's converter does not support this dtype"
+        raise new_error("plan.dtype", message, field="dtype", found=wanted, expected=expected)
+    return wanted
 
 
 class _Run:

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 import loadstone
 from loadstone import llama_cpp
 from loadstone._adapters.llama_cpp import metadata
-from loadstone._adapters.llama_cpp.converter import Converter, converter_at
+from loadstone._adapters.llama_cpp.converter import Converter, converter_at, installed_converter
 from loadstone._adapters.sites.llama_cpp import ConverterSites
 
 CONVERTER = Path(__file__).parents[2] / "support" / "llama_cpp_converter"
@@ -225,7 +225,9 @@ def test_the_folder_of_a_source_package_will_do(tmp_path: Path) -> None:
 
 def test_it_is_found_in_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(CONVERTER)])
-    assert converter_at(None).folder == CONVERTER
+    found = installed_converter()
+    assert found is not None
+    assert found.folder == CONVERTER
 
 
 def test_the_process_keeps_its_own_modules(stack: Path) -> None:
