@@ -271,7 +271,7 @@ std::vector<Finding> check_numbers(const Plan& plan, SeparateExperts& separate) 
                                 printable(target.name), target.shape.text()),
          .suggestion = fmt::format(
              "{}decode them with --dequantize, or choose a type with --quantize",
-             separate.keep_blocks(target) ? "separate the experts (--experts separate), " : "")});
+             separate.keep_blocks(target) ? separate.advice() + ", " : std::string())});
   }
   return findings;
 }

@@ -48,9 +48,9 @@ void tell_losses(Conversion& conversion, SeparateExperts& separate) {
                                 counted(count, "tensor"), printable(first), before, after,
                                 count == 1 ? "its" : "their"),
          .suggestion = fmt::format(
-             "{}exclude the tensors, choose another encoding, or omit --require-lossless "
-             "(require_lossless=)",
-             lossy.separate ? "separate the experts (--experts separate), " : ""),
+             "exclude the tensors, choose another encoding, omit --require-lossless "
+             "(require_lossless=){}",
+             lossy.separate ? ", or " + separate.advice() : std::string()),
          .found = before,
          .expected = after});
   }

@@ -163,12 +163,6 @@ const ImageModel* find_image_model(std::string_view architecture) noexcept {
   return found == std::end(image_models) ? nullptr : found;
 }
 
-std::string image_architectures() {
-  std::vector<std::string_view> names;
-  for (const ImageModel& model : image_models) names.push_back(model.architecture);
-  return fmt::format("{}", fmt::join(names, ", "));
-}
-
 const ImageModel* image_model(const Metadata& metadata) {
   const std::string* const architecture = find_text(metadata, "general.architecture");
   return architecture == nullptr ? nullptr : find_image_model(*architecture);
