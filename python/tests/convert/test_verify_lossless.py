@@ -81,9 +81,11 @@ def test_codes_and_gguf(plain: Path, tmp_path: Path) -> None:
     )
     assert lossless(tmp_path / "mxfp4", tmp_path / "nvfp4") == (0, [])
     metadata = {"general.architecture": "llama"}
-    loadstone.convert(tmp_path / "mxfp4", tmp_path / "a.gguf", metadata=metadata)
+    codes = tmp_path / "mxfp4" / "model.safetensors"
+    loadstone.convert(codes, tmp_path / "a.gguf", metadata=metadata)
     assert lossless(tmp_path / "mxfp4", tmp_path / "a.gguf") == (0, [])
-    loadstone.convert(plain, tmp_path / "b.gguf", metadata=metadata, quantize="q8_0")
+    floats = plain / "model.safetensors"
+    loadstone.convert(floats, tmp_path / "b.gguf", metadata=metadata, quantize="q8_0")
     status, findings = lossless(plain, tmp_path / "b.gguf")
     assert status == 1
     assert ["changed from F32 to Q8_0" in str(each["message"]) for each in findings] == [True]

@@ -112,9 +112,10 @@ void Readers::report_stacks() {
                               name(style_), counted(stacks_.size(), "tensor"),
                               folded_list(stacks_)),
        .suggestion = fmt::format(
-           "{}choose the style {}, or exclude the tensors (--exclude)",
+           "{}choose the style {}{}",
            has_known_layout ? "first separate the experts (convert --experts separate), " : "",
-           name(QuantizeStyle::unified))});
+           name(QuantizeStyle::unified),
+           quantized_.size() > stacks_.size() ? ", or exclude the tensors (--exclude)" : "")});
 }
 
 // Returns true if a reader joins the single experts that --experts separate makes of this stack.
