@@ -380,7 +380,7 @@ class BlockChooser {
     refuse_option("quantize",
                   "a mix of types needs the metadata and the names of a GGUF model, but " +
                       lacking_for_mix(catalog_, metadata),
-                  printable(usual_), "a block format such as q8_0, which needs neither");
+                  printable(usual_));
   }
 
   // Warns if the rules of a mix apply to no tensor, because its names are not llama.cpp's.

@@ -163,6 +163,12 @@ const ImageModel* find_image_model(std::string_view architecture) noexcept {
   return found == std::end(image_models) ? nullptr : found;
 }
 
+std::vector<std::string> image_architectures() {
+  std::vector<std::string> names;
+  for (const ImageModel& model : image_models) names.emplace_back(model.architecture);
+  return names;
+}
+
 const ImageModel* image_model(const Metadata& metadata) {
   const std::string* const architecture = find_text(metadata, "general.architecture");
   return architecture == nullptr ? nullptr : find_image_model(*architecture);
