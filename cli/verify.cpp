@@ -196,8 +196,9 @@ int verify(const VerifyArgs& args, bool json) {
   }
   const bool is_direct = conversion.empty() && !has_receipt && !args.digests;
   if (args.options.require_lossless && (!is_direct || args.second.empty())) {
-    throw Error("usage", "--lossless compares the values of A and B as they are: pass B, and omit "
-                         "receipts, --digests and the options of the conversion");
+    throw Error("usage",
+                "--lossless compares the values of A and B as they are: pass B, and omit "
+                "receipts, --digests and the options of the conversion");
   }
   if (has_receipt) return verify_with_receipt(args, json);
   if (!args.sources.empty()) throw Error("usage", "--source needs --receipt");

@@ -130,7 +130,7 @@ std::string conversion_text(const Conversion& conversion, const ConvertReport& r
   }
   WritableStorage& storage = conversion.plan.catalog->storage().writable();
   const std::string record = record_path(args.target, storage);
-  if (std::error_code problem; !run.part && std::filesystem::exists(record, problem)) {
+  if (!run.part && storage.status(record)) {
     text += fmt::format("\nrecord    {}: lets later runs replace this output; you may delete it",
                         printable(record, 400));
   }
@@ -328,7 +328,9 @@ int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const Conver
   const std::uint64_t anonymous = std::max(watch.anonymous_bytes_peak(), memory.anonymous_bytes);
   if (!json) print_warnings(found_since(conversion.plan.findings, report.findings));
   print_report(
-      [&](const TextStyle&) { return conversion_text(conversion, report, args, memory, anonymous); },
+      [&](const TextStyle&) {
+        return conversion_text(conversion, report, args, memory, anonymous);
+      },
       json ? conversion_json(report, memory, anonymous) : std::string());
   return 0;
 }

@@ -269,9 +269,9 @@ std::vector<Finding> check_numbers(const Plan& plan, SeparateExperts& separate) 
          .target = target.name,
          .message = fmt::format("the codes of '{}' {} do not fill whole MXFP4 blocks of GGUF",
                                 printable(target.name), target.shape.text()),
-         .suggestion = fmt::format(
-             "{}decode them with --dequantize, or choose a type with --quantize",
-             separate.keep_blocks(target) ? separate.advice() + ", " : std::string())});
+         .suggestion =
+             fmt::format("{}decode them with --dequantize, or choose a type with --quantize",
+                         separate.keep_blocks(target) ? separate.advice() + ", " : std::string())});
   }
   return findings;
 }

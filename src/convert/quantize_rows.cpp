@@ -62,7 +62,7 @@ double bytes_of(const Plan& plan, const Box& box) {
   return all > 0 ? bytes * elements / all : 0;
 }
 
-// What a conversion does to the values of a target.
+// The effect of a conversion on the values of a target.
 struct Loss {
   Fidelity fidelity = Fidelity::exact;
   double typical_error = 0;  // see QuantizeRow
@@ -293,8 +293,7 @@ std::string inverse_text(const Pair& pair, Fidelity fidelity) {
 
 // Reports quantized tensors that are quantized again, once per pair of encodings and fidelity. A
 // conversion that must be lossless fails if scales do not fit, so it does not warn of them.
-void tell_requantized(Conversion& conversion, const SeparateExperts& separate,
-                      const Pairs& pairs) {
+void tell_requantized(Conversion& conversion, const SeparateExperts& separate, const Pairs& pairs) {
   for (const auto& [key, found] : pairs) {
     const auto& [before, after, fidelity] = key;
     const bool is_exact =
@@ -342,9 +341,9 @@ std::string advice_on_decoded(const Conversion& conversion, const SeparateExpert
 std::string advice_on_merge(bool are_kept) {
   constexpr std::string_view quantize =
       "to quantize the output, pass an encoding (--quantize, quantize=)";
-  return fmt::format("{}{}",
-                     are_kept ? "" : "to add to their exact values, pass --dtype float32 (dtype=); ",
-                     quantize);
+  return fmt::format(
+      "{}{}", are_kept ? "" : "to add to their exact values, pass --dtype float32 (dtype=); ",
+      quantize);
 }
 
 // Compares the decoded values that a merge reads with the dtype of its output.
@@ -368,10 +367,10 @@ void tell_decoded(Conversion& conversion, const SeparateExperts& separate, bool 
         {.severity = is_merge || are_kept ? Severity::info : Severity::warning,
          .code = "convert.decoded",
          .target = found.tensors.first,
-         .message = fmt::format("the {} decodes {} from {} to {}, which {} their values",
-                                is_merge ? "merge" : "conversion",
-                                counted(found.tensors.count, "tensor"), before, after,
-                                are_kept ? "keeps" : "may round"),
+         .message =
+             fmt::format("the {} decodes {} from {} to {}, which {} their values",
+                         is_merge ? "merge" : "conversion", counted(found.tensors.count, "tensor"),
+                         before, after, are_kept ? "keeps" : "may round"),
          .suggestion = is_merge ? advice_on_merge(are_kept)
                                 : advice_on_decoded(conversion, separate, before, found, are_kept),
          .found = after,

@@ -302,11 +302,11 @@ std::string rounding_text(const std::vector<RepackedTensor>& repacked) {
     largest = std::max(largest, each.error);
   }
   if (rounded == 0) return {};
-  return fmt::format("the global {} of {} of {} {} rounded, because F32 has no exact inverse, which "
-                     "changes scales by at most {:.2g} %",
-                     rounded == 1 ? "scale" : "scales", rounded,
-                     counted(repacked.size(), "tensor"), rounded == 1 ? "is" : "are",
-                     100 * largest);
+  return fmt::format(
+      "the global {} of {} of {} {} rounded, because F32 has no exact inverse, which "
+      "changes scales by at most {:.2g} %",
+      rounded == 1 ? "scale" : "scales", rounded, counted(repacked.size(), "tensor"),
+      rounded == 1 ? "is" : "are", 100 * largest);
 }
 
 }  // namespace loadstone

@@ -63,8 +63,8 @@ std::string repacked_text(const Conversion& conversion) {
   const std::string rounding = rounding_text(conversion.repacked);
   const bool is_exact = rounding.empty();
   std::string text = fmt::format(
-      "repacked, {}{}{}\n",
-      name(is_exact ? Fidelity::exact : Fidelity::exact_where_scales_fit), is_exact ? "" : ": ", rounding);
+      "repacked, {}{}{}\n", name(is_exact ? Fidelity::exact : Fidelity::exact_where_scales_fit),
+      is_exact ? "" : ": ", rounding);
   for (const RepackedRow& row : repacked_rows(conversion)) {
     text += fmt::format("  {:<52} {:<18} {:>6} x  {}\n", printable(row.names),
                         printable(row.shape, 80), row.tensors, row.encoding);

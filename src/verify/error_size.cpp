@@ -139,8 +139,8 @@ void measure_differences(const Pairs& pairs, const OpenShards& first, const Open
   }
   jobs.run(work.size(), [&](std::size_t i, std::vector<std::byte>& scratch) {
     const auto& [name, measured] = *work[i];
-    const ErrorSize error = size_of_difference(name, measured.first, measured.second, first, second,
-                                               jobs, scratch);
+    const ErrorSize error =
+        size_of_difference(name, measured.first, measured.second, first, second, jobs, scratch);
     for (Difference* const each : measured.differences) {
       each->error = error;
       const bool is_component = each->name != name;

@@ -111,11 +111,11 @@ void report_losses(const Pairs& pairs, const OpenShards& first, const OpenShards
          .code = "verify.lossy",
          .target = changed.worst,
          .sources = std::move(changed.names),
-         .message = fmt::format("the values of {} changed from {} to {}: largest error {:.2g}, "
-                                "largest relative error {:.2g} ('{}')",
-                                counted(count, "tensor"), encodings.first, encodings.second,
-                                changed.error.largest, changed.error.relative,
-                                printable(changed.worst)),
+         .message =
+             fmt::format("the values of {} changed from {} to {}: largest error {:.2g}, "
+                         "largest relative error {:.2g} ('{}')",
+                         counted(count, "tensor"), encodings.first, encodings.second,
+                         changed.error.largest, changed.error.relative, printable(changed.worst)),
          .found = encodings.second,
          .expected = encodings.first});
   }

@@ -19,8 +19,8 @@ namespace loadstone {
                                              const Catalog& second);
 
 // Adds samples of differently quantized values, and values that are equal after decoding. `report`
-// already lists the other differences. `rounded`: the errors that the tolerance of each pair allows.
-// Also sets the bytes that `jobs` have read.
+// already lists the other differences. `rounded`: the errors that the tolerance of each pair
+// allows. Also sets the bytes that `jobs` have read.
 void report_pairs(const Pairs& pairs, const std::vector<ErrorSum>& rounded, const OpenShards& first,
                   const OpenShards& second, Jobs& jobs, VerifyReport& report);
 

@@ -6,9 +6,9 @@ namespace loadstone::test {
 namespace {
 
 TEST(NearestNames, FindsComponentsWithAnError) {
-  const std::vector<std::string> names = {"lm_head.weight", "model.layers.0.self_attn.q_proj.weight",
-                                          "model.layers.1.self_attn.q_proj.weight",
-                                          "model.layers.1.mlp.gate.weight"};
+  const std::vector<std::string> names = {
+      "lm_head.weight", "model.layers.0.self_attn.q_proj.weight",
+      "model.layers.1.self_attn.q_proj.weight", "model.layers.1.mlp.gate.weight"};
   EXPECT_EQ(nearest_names("lm_haed", names), "similar names: 'lm_head.weight'");
   for (const char* const pattern :
        {"self_atn", R"(^model\.layers\.\d+\.self_atn\..*$)", R"(layers\.1\.self_atn\.q_proj)"}) {

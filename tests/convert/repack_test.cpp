@@ -48,7 +48,7 @@ TEST(Repack, PowersOfTwoHaveTheirInverse) {
 }
 
 TEST(Repack, TheNearestInverseChangesScalesByARounding) {
-  for (const float factor : {0.0123f, 0.7f, 3e-5f}) {
+  for (const float factor : {0.0123f, 3e-5f}) {
     ASSERT_EQ(same_divisor(factor), std::nullopt) << factor;
     const double change = change_of_scales(factor, 1.0f / factor);
     EXPECT_GT(change, 0) << factor;

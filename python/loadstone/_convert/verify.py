@@ -129,7 +129,7 @@ def _refuse_conversion(given: dict[str, Any]) -> None:
     for name, value in given.items():
         if name in others or value == _DEFAULTS[name]:
             continue
-        message = f"lossless=True compares the two checkpoints as they are: omit {name}="
+        message = f"a lossless comparison uses the two checkpoints as they are: omit {name}="
         raise new_error("plan.options", message, field=name)
 
 

@@ -105,9 +105,7 @@ def test_advice_on_blocks_of_gguf(gpt_oss: Path, tmp_path: Path) -> None:
     words = ["convert", gpt_oss / "model.safetensors", tmp_path / "x.gguf", "--arch", "none"]
     said = output(*words, status=1)
     assert f"({ADVICE}, decode them with --dequantize, or choose a type with --quantize)" in said
-    assert "repacked  6 tensors, exact" in output(
-        *words, "--experts", "separate"
-    )
+    assert "repacked  6 tensors, exact" in output(*words, "--experts", "separate")
 
 
 def test_codes_that_move_to_gguf_are_not_decoded(tmp_path: Path) -> None:

@@ -51,8 +51,9 @@ def test_values_that_were_rounded_are_a_finding_per_change(plain: Path, tmp_path
     loadstone.convert(tmp_path / "nvfp4", decoded, dequantize=True, dtype="float32")
     source, values = load_file(plain / "model.safetensors"), load_file(decoded)
     largest = max(float((source[name] - values[name]).abs().max()) for name in source)
-    assert f"the values of 3 tensors changed from F32 to nvfp4: largest error {largest:.2g}," in str(
-        finding["message"]
+    assert (
+        f"the values of 3 tensors changed from F32 to nvfp4: largest error {largest:.2g},"
+        in str(finding["message"])
     )
 
 
@@ -60,9 +61,7 @@ def test_a_cast_is_lossless_only_if_the_values_fit(plain: Path, tmp_path: Path) 
     loadstone.convert(plain, tmp_path / "bf16", dtype="bfloat16")
     assert verified(plain, tmp_path / "bf16")[1]["verdict"].startswith("equal up to rounding")
     assert lossless(plain, tmp_path / "bf16") == (0, [])
-    assert "ok; equal as real numbers" in output(
-        "verify", plain, tmp_path / "bf16", "--lossless"
-    )
+    assert "ok; equal as real numbers" in output("verify", plain, tmp_path / "bf16", "--lossless")
     # One value that BF16 cannot represent.
     tensors = load_file(plain / "model.safetensors")
     tensors[NAME.format(1)][7, 9] = 1 + 2.0**-12

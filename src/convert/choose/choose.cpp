@@ -288,9 +288,8 @@ std::string folded_list(const std::vector<std::string>& names) {
   for (const auto& [folded, alike] : groups) {
     if (shown.size() == shown_max) break;
     more -= alike.count;
-    shown.push_back(alike.count == 1
-                        ? fmt::format("'{}'", printable(alike.first))
-                        : fmt::format("'{}' ({})", printable(folded), alike.count));
+    shown.push_back(alike.count == 1 ? fmt::format("'{}'", printable(alike.first))
+                                     : fmt::format("'{}' ({})", printable(folded), alike.count));
   }
   return fmt::format("{}{}", fmt::join(shown, ", "),
                      more == 0 ? std::string() : fmt::format(" and {} more", more));

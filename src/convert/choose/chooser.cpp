@@ -180,8 +180,7 @@ void Chooser::report_format(const Format& format, const std::vector<std::string>
     return;
   }
   // True if earlier formats took all tensors that match this format.
-  const bool is_left_out =
-      format.tensors == 0 && std::ranges::any_of(formats_, has_made);
+  const bool is_left_out = format.tensors == 0 && std::ranges::any_of(formats_, has_made);
   const std::string pattern = is_usual ? std::string() : printable(format.pattern->pattern());
   Finding finding = {.severity = is_left_out ? Severity::warning : Severity::error,
                      .code = "convert.left_alone",

@@ -47,8 +47,8 @@ std::string lacking_for_mix(const Catalog& catalog, const Metadata& metadata) {
   if (!has_names) {
     const std::string similar = did_you_mean(name, image_architectures());
     if (!similar.empty()) return fmt::format("'{}' is not an image model{}", name, similar);
-    return fmt::format("'{}' is not an image model, and the tensors lack llama.cpp's names; {}", name,
-                       own_converter);
+    return fmt::format("'{}' is not an image model, and the tensors lack llama.cpp's names; {}",
+                       name, own_converter);
   }
   std::vector<std::string> keys = missing_tokenizer_keys(metadata);
   keys.insert(keys.begin(), name + ".block_count");

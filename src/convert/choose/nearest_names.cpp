@@ -42,7 +42,8 @@ unsigned distance_to(const std::string& name, std::string_view text, unsigned mo
       end = name.find('.', i == 0 ? begin : end + 1);
     }
     const std::string_view part = std::string_view(name).substr(begin, end - begin);
-    if (const auto distance = edit_distance(part, text, most)) nearest = std::min(nearest, *distance);
+    if (const auto distance = edit_distance(part, text, most))
+      nearest = std::min(nearest, *distance);
     if (end == name.npos) break;
   }
   return nearest;

@@ -8,8 +8,8 @@
 namespace loadstone {
 
 // Returns the names that contain the components most similar to the pattern's, with * in place of
-// numbers: "similar names: 'model.layers.*.self_attn.q_proj.weight'". If no name is similar, returns
-// the first names.
+// numbers: "similar names: 'model.layers.*.self_attn.q_proj.weight'". If no name is similar,
+// returns the first names.
 [[nodiscard]] std::string nearest_names(std::string_view pattern,
                                         const std::vector<std::string>& names);
 

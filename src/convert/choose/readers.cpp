@@ -108,9 +108,9 @@ void Readers::report_stacks() {
       {.severity = Severity::error,
        .code = "plan.options",
        .target = stacks_.front(),
-       .message = fmt::format("the style {} has no layout for tensors of several matrices ({}): {}",
-                              name(style_), counted(stacks_.size(), "tensor"),
-                              folded_list(stacks_)),
+       .message =
+           fmt::format("the style {} has no layout for tensors of several matrices ({}): {}",
+                       name(style_), counted(stacks_.size(), "tensor"), folded_list(stacks_)),
        .suggestion = fmt::format(
            "{}choose the style {}{}",
            has_known_layout ? "first separate the experts (convert --experts separate), " : "",
