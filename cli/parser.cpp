@@ -103,15 +103,25 @@ Error unknown_command(const CLI::App& app, const std::string& typed) {
   return Error("usage", unknown_word("command", typed, names_of_commands(app)));
 }
 
-// Returns the options of the command that resemble an unknown option.
+// Options of `python -m loadstone convert` and `verify`, which this command lacks.
+constexpr std::array<std::string_view, 2> python_options = {"--converter", "--trust-code"};
+
+// Returns the command that has an unknown option, or the options that resemble it.
 std::string nearest_options(const CLI::App& app) {
+  const std::string command = app.get_subcommands().front()->get_name();
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_subcommands().front()->get_options()) {
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
   }
   for (const std::string& word : app.remaining(true)) {
     if (!word.starts_with("--")) continue;
-    std::string near = did_you_mean(word.substr(0, word.find('=')), names);
+    const auto name = std::string_view(word).substr(0, word.find('='));
+    const bool is_of_python = std::ranges::find(python_options, name) != python_options.end();
+    if (is_of_python && (command == "convert" || command == "verify")) {
+      return fmt::format("; {} is an option of the Python command: 'python -m loadstone {}'", name,
+                         command);
+    }
+    std::string near = did_you_mean(name, names);
     if (!near.empty()) return near;
   }
   return {};

@@ -194,6 +194,12 @@ int verify(const VerifyArgs& args, bool json) {
                                      "omit receipts and --digests",
                                      conversion.front()));
   }
+  const bool is_direct = conversion.empty() && !has_receipt && !args.digests;
+  if (args.options.require_lossless && (!is_direct || args.second.empty())) {
+    throw Error("usage",
+                "--lossless compares the values of A and B as they are: pass B, and omit "
+                "receipts, --digests and the options of the conversion");
+  }
   if (has_receipt) return verify_with_receipt(args, json);
   if (!args.sources.empty()) throw Error("usage", "--source needs --receipt");
   if (args.digests && !args.second.empty()) {
@@ -222,6 +228,8 @@ void add_verify(Program& program, Chosen& chosen) {
   command.add_option("A", args->first, "", "A file, a folder, an index, or a pattern in quotes")
       .required();
   command.add_option("B", args->second, "", "Another checkpoint, to compare tensor by tensor");
+  command.add_flag("--lossless", args->options.require_lossless,
+                   "Require that all values of B equal those of A as real numbers");
   command.add_flag(
       "--digests", args->digests,
       "Check A's files in a Hugging Face cache against the SHA-256 in their file names");

@@ -17,6 +17,8 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "convert/repack.h"
+#include "convert/write/target.h"
 #include "formats/gguf_keys.h"
 #include "formats/metadata.h"
 #include "loadstone/error.h"
@@ -88,8 +90,9 @@ std::string conversion_json(const ConvertReport& report, const ProcessMemory& me
 }
 
 std::string conversion_text(const Conversion& conversion, const ConvertReport& report,
-                            const ConvertRun& run, const ProcessMemory& memory,
+                            const WriteArgs& args, const ProcessMemory& memory,
                             std::uint64_t anonymous_bytes_peak) {
+  const ConvertRun run = run_options(args);
   const auto with_code = [&](const char* code) {
     const auto found = std::ranges::find(report.findings, code, &Finding::code);
     return found == report.findings.end() ? nullptr : &*found;
@@ -112,7 +115,8 @@ std::string conversion_text(const Conversion& conversion, const ConvertReport& r
     text += "\nreplaced  " + counted(replaced->sources.size(), "file");
   }
   if (const std::size_t count = conversion.repacked.size(); count > 0) {
-    text += fmt::format("\nrepacked  {} without a change of values", counted(count, "tensor"));
+    const std::string rounding = rounding_text(conversion.repacked);
+    text += "\nrepacked  " + (rounding.empty() ? counted(count, "tensor") + ", exact" : rounding);
   }
   for (const Finding& each : report.findings) {
     if (each.code == "convert.decoded") text += "\nencoding  " + each.message;
@@ -123,6 +127,12 @@ std::string conversion_text(const Conversion& conversion, const ConvertReport& r
                       speed_text(report.bytes_written, report.seconds));
   if (report.sync_seconds > 0) {
     text += fmt::format(", of which {:.3f} s to sync the files to the disk", report.sync_seconds);
+  }
+  WritableStorage& storage = conversion.plan.catalog->storage().writable();
+  const std::string record = record_path(args.target, storage);
+  if (!run.part && storage.status(record)) {
+    text += fmt::format("\nrecord    {}: lets later runs replace this output; you may delete it",
+                        printable(record, 400));
   }
   return text + '\n' + to_text(report.requantized) +
          memory_text(conversion.peak_bytes, memory, anonymous_bytes_peak);
@@ -318,7 +328,9 @@ int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const Conver
   const std::uint64_t anonymous = std::max(watch.anonymous_bytes_peak(), memory.anonymous_bytes);
   if (!json) print_warnings(found_since(conversion.plan.findings, report.findings));
   print_report(
-      [&](const TextStyle&) { return conversion_text(conversion, report, run, memory, anonymous); },
+      [&](const TextStyle&) {
+        return conversion_text(conversion, report, args, memory, anonymous);
+      },
       json ? conversion_json(report, memory, anonymous) : std::string());
   return 0;
 }

@@ -237,6 +237,8 @@ struct RepackedTensor {
   Shape shape;
   Quantization quantization;
   std::vector<std::string> targets{};  // the plan's targets that are its components
+  // The largest relative change of a scale, if F32 has no exact inverse of the global scale.
+  double error = 0;
 };
 
 // Plain data from make_conversion(). Thread-safe while nobody writes to it.

@@ -107,6 +107,11 @@ struct VerifyOptions {
   Observer* observer = nullptr;
   bool is_folder = false;  // verify_digests(): check all files of the checkpoint's folder
   bool is_finite = false;  // verify_values(): report non-finite values as "verify.not_finite"
+  // compare(): values must be equal as real numbers, as with ConvertOptions::require_lossless.
+  // Reports an error "verify.lossy" per change of encoding that changed values, with their largest
+  // error. Different bytes of equal values are then no differences. Reads tensors with different
+  // values completely, not only samples of them.
+  bool require_lossless = false;
 };
 
 // Reads every tensor once. Throws Error "io.changed" if a shard has changed since it was opened.
@@ -119,7 +124,8 @@ struct VerifyOptions {
 // that convert() makes from the first checkpoint without a change count as equal: experts that were
 // joined or separated, re-packed codes, floats in a different dtype with the same values or rounded
 // to the nearest. Tensors that are quantized in only one checkpoint are compared after decoding: an
-// error larger than the encoding explains is a difference. The findings are the findings of
+// error larger than the encoding explains is a difference. NVFP4 codes with the inverse of a global
+// scale may differ by the rounding of this inverse. The findings are the findings of
 // verify_values() about configs and ties.
 [[nodiscard]] LOADSTONE_API VerifyReport compare(const Catalog& first, const Catalog& second,
                                                  const VerifyOptions& options = {});

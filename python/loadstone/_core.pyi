@@ -362,6 +362,14 @@ class VerifyReport:
     def to_json(self) -> str: ...
     def to_table(self) -> str: ...
 
+def compare(
+    first: Catalog,
+    second: Catalog,
+    *,
+    lossless: bool = False,
+    threads: int = 0,
+    progress: Callable[[int, int], object] | None = None,
+) -> VerifyReport: ...
 def compare_with_conversion(
     conversion: Conversion, output: Catalog, progress: Callable[[int, int], object] | None = None
 ) -> VerifyReport: ...

@@ -107,6 +107,11 @@ static constexpr auto codes_to_open = std::to_array<CodeInfo>({
      "pass --require-lossless."},
     {"convert.resumed", "The message specifies which work of an earlier run --resume keeps.",
      "No action is needed."},
+    {"convert.rounded",
+     "--style keeps all codes, but F32 has no exact inverse of some global scales, so the output "
+     "stores the nearest one. The message has the largest relative change of a scale.",
+     "No action is needed for inference. To stop if a value would change, pass "
+     "--require-lossless."},
     {"convert.state",
      "Files that an earlier run left next to the target belong to a different conversion.",
      "Run the conversion with the options and the source of the earlier run, or remove the file or "

@@ -342,6 +342,10 @@ inline constexpr auto codes_from_plan = std::to_array<CodeInfo>({
     {"st.truncated", "The file ends inside a tensor.",
      "The file was not downloaded or copied completely; download it again."},
     {"usage", "The options or arguments are wrong.", "See --help."},
+    {"verify.lossy",
+     "--lossless was passed, and values of the two checkpoints differ as real numbers.",
+     "If the second checkpoint must keep all values, convert again with --require-lossless, which "
+     "names the encodings that cannot represent them."},
     {"verify.names", "The two checkpoints name their tensors differently.",
      "If a conversion renamed the tensors, pass the options of the conversion to verify."},
     {"verify.no_digest", "No published digest of this file is available to compare with.",

@@ -139,4 +139,14 @@ std::optional<float> same_factor(float divisor) noexcept {
   return inverse(divisor, [&](float factor) { return are_same(factor, divisor); });
 }
 
+double change_of_scales(float factor, float divisor) noexcept {
+  double largest = 0;
+  for (const float scale : float_codes(Dtype::f8_e4m3)) {
+    if (scale == 0) continue;
+    const double product = double{scale * factor};
+    largest = std::max(largest, std::abs(double{scale / divisor} / product - 1));
+  }
+  return largest;
+}
+
 }  // namespace loadstone

@@ -72,5 +72,8 @@ inline constexpr std::array<float, 15> e2m1_codes = {-6,  -4, -3,  -2, -1.5, -1,
 // multiplication by `factor`; nullopt if there is no such divisor. same_factor() is its inverse.
 [[nodiscard]] std::optional<float> same_divisor(float factor) noexcept;
 [[nodiscard]] std::optional<float> same_factor(float divisor) noexcept;
+// Returns the largest relative change of a scale in F8_E4M3 that is divided by `divisor` instead of
+// multiplied by `factor`.
+[[nodiscard]] double change_of_scales(float factor, float divisor) noexcept;
 
 }  // namespace loadstone

@@ -48,10 +48,10 @@ void tell_losses(Conversion& conversion, SeparateExperts& separate) {
                                 "represent all of {} values, but the conversion must be lossless",
                                 counted(count, "tensor"), printable(first), before, after,
                                 count == 1 ? "its" : "their"),
-         .suggestion = fmt::format(
-             "{}exclude the tensors, choose another encoding, or omit --require-lossless "
-             "(require_lossless=)",
-             lossy.separate ? "separate the experts (--experts separate), " : ""),
+         .suggestion =
+             fmt::format("exclude the tensors, choose another encoding, omit --require-lossless "
+                         "(require_lossless=){}",
+                         lossy.separate ? ", or " + separate.advice() : std::string()),
          .found = before,
          .expected = after});
   }

@@ -331,7 +331,7 @@ Values output_recipes(const std::shared_ptr<const Catalog>& catalog, const Conve
   std::set<std::string, std::less<>> broken;
   // If recipes are given, they determine which experts are needed.
   if (options.recipes.targets.empty()) broken = check_expert_series(*catalog, findings);
-  Values values = repacks(options) ? repacked_values(catalog, *options.quantize.style, findings)
+  Values values = repacks(options) ? repacked_values(catalog, options, findings)
                   : options.merge  ? merged_values(catalog, options, findings)
                                    : decoded_values(catalog, options, is_decoded, broken, findings);
   const bool has_values = !values.recipes.targets.empty();

@@ -62,8 +62,30 @@ double bytes_of(const Plan& plan, const Box& box) {
   return all > 0 ? bytes * elements / all : 0;
 }
 
-double typical_error(const PlannedTarget& target) {
-  return target.quantization ? written_encoding(*target.quantization).typical_error : 0;
+// The effect of a conversion on the values of a target.
+struct Loss {
+  Fidelity fidelity = Fidelity::exact;
+  double typical_error = 0;  // see QuantizeRow
+};
+
+// Returns the losses of all targets. `inverted`: targets with a component that is stored as its
+// reciprocal, which may be the only scale that does not fit.
+std::vector<Loss> losses_of(const Conversion& conversion, Fidelities& known,
+                            const std::set<std::uint32_t>& inverted) {
+  std::vector<Loss> losses;
+  for (const PlannedTarget& target : conversion.plan.targets) {
+    Loss& loss = losses.emplace_back();
+    if (!target.quantization) continue;
+    loss.fidelity = known.of(target);
+    if (loss.fidelity != Fidelity::exact) {
+      loss.typical_error = written_encoding(*target.quantization).typical_error;
+    }
+  }
+  for (const std::uint32_t target : inverted) {
+    if (losses[target].fidelity != Fidelity::exact) continue;
+    losses[target] = {Fidelity::exact_where_scales_fit, inverse_error};
+  }
+  return losses;
 }
 
 QuantizeRow row_of(const Conversion& conversion, const PlannedTarget& target,
@@ -128,25 +150,25 @@ std::set<std::uint32_t> inverted_targets(const Conversion& conversion) {
   return targets;
 }
 
-// Adds one row per group of similar tensors. `fidelities`: of the plan's targets.
-void add_rows(Conversion& conversion, const Choices& choices,
-              const std::vector<Fidelity>& fidelities) {
+// Adds one row per group of similar tensors. `losses`: of the plan's targets.
+void add_rows(Conversion& conversion, const Choices& choices, const std::vector<Loss>& losses) {
   std::map<std::tuple<std::string, std::string, std::string, std::string, std::string, Fidelity>,
            Group>
       known;
-  for (std::size_t at = 0; at < fidelities.size(); ++at) {
+  for (std::size_t at = 0; at < losses.size(); ++at) {
     const PlannedTarget& target = conversion.plan.targets[at];
     const auto plain = choices.plain.find(target.name);
     if (!target.quantization && plain == choices.plain.end()) continue;
     const bool is_plain = !target.quantization;
     QuantizeRow made = row_of(conversion, target, is_plain ? plain->second : std::string_view());
-    made.fidelity = fidelities[at];
-    if (made.fidelity != Fidelity::exact) made.typical_error = typical_error(target);
+    made.fidelity = losses[at].fidelity;
+    made.typical_error = losses[at].typical_error;
     std::vector<std::uint64_t> numbers;
     made.names = folded_name(target.name, &numbers);
     Group& group =
         known[{made.names, made.shape, made.before, made.after, made.reason, made.fidelity}];
     made.tensors = group.row.tensors + 1;
+    made.typical_error = std::max(made.typical_error, group.row.typical_error);
     made.bytes_before += group.row.bytes_before;
     made.bytes_after += group.row.bytes_after;
     group.row = std::move(made);
@@ -184,11 +206,11 @@ Quantization own_quantization(const PlannedTarget& target, const std::string& en
 // outlive it.
 class DecodedTensors {
  public:
-  DecodedTensors(const Conversion& conversion, const std::vector<Fidelity>& fidelities,
+  DecodedTensors(const Conversion& conversion, const std::vector<Loss>& losses,
                  const std::set<std::uint32_t>& inverted, Fidelities& known,
                  SeparateExperts& separate)
       : conversion_(conversion),
-        fidelities_(fidelities),
+        losses_(losses),
         inverted_(inverted),
         known_(known),
         separate_(separate) {}
@@ -196,7 +218,7 @@ class DecodedTensors {
   // `is_quantized`: selects tensors that are quantized again, or those whose values are written.
   [[nodiscard]] Pairs pairs(bool is_quantized) {
     Pairs pairs;
-    for (std::size_t at = 0; at < fidelities_.size(); ++at) {
+    for (std::size_t at = 0; at < losses_.size(); ++at) {
       const PlannedTarget& target = conversion_.plan.targets[at];
       if (target.quantization.has_value() != is_quantized) continue;
       const std::string before = encodings_before(target);
@@ -204,9 +226,9 @@ class DecodedTensors {
           !is_quantized && !stored_type(conversion_, target).encoding.is_dtype();
       if (before.empty() || keeps_blocks) continue;
       const std::string after(output_encoding(conversion_, target));
-      Pair& pair = pairs[{before, after, fidelities_[at]}];
+      Pair& pair = pairs[{before, after, losses_[at].fidelity}];
       pair.tensors.add(target.name);
-      pair.typical_error = typical_error(target);
+      pair.typical_error = std::max(pair.typical_error, losses_[at].typical_error);
       const bool is_inverted = inverted_.contains(static_cast<std::uint32_t>(at));
       pair.is_inverted |= before == after && is_inverted != divides(target);
       if (is_quantized) {
@@ -254,7 +276,7 @@ class DecodedTensors {
   }
 
   const Conversion& conversion_;
-  const std::vector<Fidelity>& fidelities_;
+  const std::vector<Loss>& losses_;
   const std::set<std::uint32_t>& inverted_;
   Fidelities& known_;
   SeparateExperts& separate_;
@@ -263,15 +285,15 @@ class DecodedTensors {
 // Describes the loss of values whose codes fit, but whose global scale is inverted.
 std::string inverse_text(const Pair& pair, Fidelity fidelity) {
   if (!pair.is_inverted || fidelity == Fidelity::lossy) return {};
-  return fmt::format(
-      "; the output stores the inverse of the global scale, and values change by about {:.2g} % if "
-      "F32 has no exact inverse",
-      100 * inverse_error);
+  constexpr std::string_view text = "; the output stores the inverse of the global scale";
+  if (pair.typical_error <= inverse_error) return std::string(text);
+  return fmt::format("{}, and values change by about {:.2g} % if F32 has no exact inverse", text,
+                     100 * inverse_error);
 }
 
 // Reports quantized tensors that are quantized again, once per pair of encodings and fidelity. A
 // conversion that must be lossless fails if scales do not fit, so it does not warn of them.
-void tell_requantized(Conversion& conversion, const Pairs& pairs) {
+void tell_requantized(Conversion& conversion, const SeparateExperts& separate, const Pairs& pairs) {
   for (const auto& [key, found] : pairs) {
     const auto& [before, after, fidelity] = key;
     const bool is_exact =
@@ -287,7 +309,7 @@ void tell_requantized(Conversion& conversion, const Pairs& pairs) {
                                 fidelity_text(fidelity, found.typical_error),
                                 inverse_text(found, fidelity)),
          .suggestion = is_exact    ? ""
-                       : separates ? "to keep the values, separate the experts (--experts separate)"
+                       : separates ? "to keep the values, " + separate.advice()
                                    : "quantize the original checkpoint, if there is one",
          .found = before,
          .expected = after});
@@ -297,8 +319,8 @@ void tell_requantized(Conversion& conversion, const Pairs& pairs) {
 // Returns advice for tensors that a conversion decodes because it quantizes others. If loadstone
 // writes their encoding in the output's style, its encoder finds the scales of the codes again.
 // `are_kept`: the output stores all their values.
-std::string advice_on_decoded(const Conversion& conversion, const std::string& encoding,
-                              const Pair& pair, bool are_kept) {
+std::string advice_on_decoded(const Conversion& conversion, const SeparateExperts& separate,
+                              const std::string& encoding, const Pair& pair, bool are_kept) {
   const auto style = conversion.options.find("style");
   const bool is_compressed =
       style != conversion.options.end() && style->second == name(QuantizeStyle::compressed_tensors);
@@ -311,27 +333,46 @@ std::string advice_on_decoded(const Conversion& conversion, const std::string& e
     return "choose an encoding for them too: one conversion cannot quantize other tensors and "
            "keep these codes";
   }
-  return fmt::format("to keep their {}{}, {}choose {} for them too", are_kept ? "codes" : "values",
-                     pair.kept == Fidelity::exact ? "" : " if the scales fit",
-                     pair.separates ? "separate the experts (--experts separate) and " : "",
-                     encoding);
+  return fmt::format("to keep their {}{}, choose {} for them too{}", are_kept ? "codes" : "values",
+                     pair.kept == Fidelity::exact ? "" : " if the scales fit", encoding,
+                     pair.separates ? ", and " + separate.advice() : std::string());
+}
+
+std::string advice_on_merge(bool are_kept) {
+  constexpr std::string_view quantize =
+      "to quantize the output, pass an encoding (--quantize, quantize=)";
+  return fmt::format(
+      "{}{}", are_kept ? "" : "to add to their exact values, pass --dtype float32 (dtype=); ",
+      quantize);
+}
+
+// Compares the decoded values that a merge reads with the dtype of its output.
+Fidelity fidelity_before_merge(const Plan& plan, const PlannedTarget& target, Fidelities& known) {
+  PlannedTarget decoded;
+  decoded.dtype = target.dtype;
+  for_each_box(target.recipe, [&](const Box& box) {
+    const bool is_block = !plan.catalog->tensors()[box.source].encoding.is_dtype();
+    if (is_block || decoded_by(*plan.catalog, box)) decoded.recipe.boxes.push_back(box);
+  });
+  return known.of(decoded);
 }
 
 // Reports quantized tensors whose values the output stores, once per pair of encodings.
-void tell_decoded(Conversion& conversion, bool is_merge, const Pairs& pairs) {
+void tell_decoded(Conversion& conversion, const SeparateExperts& separate, bool is_merge,
+                  const Pairs& pairs) {
   for (const auto& [key, found] : pairs) {
     const auto& [before, after, fidelity] = key;
-    const bool are_kept = !is_merge && fidelity == Fidelity::exact;
+    const bool are_kept = fidelity == Fidelity::exact;
     conversion.plan.findings.push_back(
         {.severity = is_merge || are_kept ? Severity::info : Severity::warning,
          .code = "convert.decoded",
          .target = found.tensors.first,
          .message =
-             fmt::format("the {} decodes {} from {} to {}{}", is_merge ? "merge" : "conversion",
-                         counted(found.tensors.count, "tensor"), before, after,
-                         are_kept ? ", which keeps their values" : ""),
-         .suggestion = is_merge ? "to quantize the output, pass an encoding (--quantize, quantize=)"
-                                : advice_on_decoded(conversion, before, found, are_kept),
+             fmt::format("the {} decodes {} from {} to {}, which {} their values",
+                         is_merge ? "merge" : "conversion", counted(found.tensors.count, "tensor"),
+                         before, after, are_kept ? "keeps" : "may round"),
+         .suggestion = is_merge ? advice_on_merge(are_kept)
+                                : advice_on_decoded(conversion, separate, before, found, are_kept),
          .found = after,
          .expected = before});
   }
@@ -362,25 +403,22 @@ std::string fidelity_text(Fidelity fidelity, double typical_error) {
 void tell_quantized(Conversion& conversion, const Choices& choices, Decoded decoded,
                     SeparateExperts& separate) {
   Fidelities known(conversion.plan);
-  std::vector<Fidelity> fidelities;
-  for (const PlannedTarget& target : conversion.plan.targets) {
-    fidelities.push_back(target.quantization ? known.of(target) : Fidelity::exact);
-  }
   const std::set<std::uint32_t> inverted = inverted_targets(conversion);
-  for (const std::uint32_t target : inverted) {
-    fidelities[target] = std::max(fidelities[target], Fidelity::exact_where_scales_fit);
-  }
-  DecodedTensors tensors(conversion, fidelities, inverted, known, separate);
+  std::vector<Loss> losses = losses_of(conversion, known, inverted);
+  DecodedTensors tensors(conversion, losses, inverted, known, separate);
   if (!keeps_source_codes(conversion)) {
-    add_rows(conversion, choices, fidelities);
-    tell_requantized(conversion, tensors.pairs(true));
+    add_rows(conversion, choices, losses);
+    tell_requantized(conversion, separate, tensors.pairs(true));
   }
   if (decoded == Decoded::on_request) return;
   const bool is_merge = decoded == Decoded::by_merge;
-  for (std::size_t at = 0; at < fidelities.size() && !is_merge; ++at) {
-    fidelities[at] = std::max(fidelities[at], known.of(conversion.plan.targets[at]));
+  for (std::size_t at = 0; at < losses.size(); ++at) {
+    const PlannedTarget& target = conversion.plan.targets[at];
+    Fidelity& fidelity = losses[at].fidelity;
+    fidelity = std::max(fidelity, is_merge ? fidelity_before_merge(conversion.plan, target, known)
+                                           : known.of(target));
   }
-  tell_decoded(conversion, is_merge, tensors.pairs(false));
+  tell_decoded(conversion, separate, is_merge, tensors.pairs(false));
 }
 
 }  // namespace loadstone

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <span>
@@ -16,7 +17,6 @@
 #include "codec/fp4/blocks.h"
 #include "convert/choose/choose.h"
 #include "convert/choose/quantize_config.h"
-#include "convert/lossless.h"
 #include "convert/values.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/recipe_builder.h"
@@ -35,10 +35,11 @@ std::vector<std::uint64_t> squeezed(const Shape& shape) {
 // Not thread-safe.
 class Repacker {
  public:
-  Repacker(const std::shared_ptr<const Catalog>& catalog, QuantizeStyle style,
+  Repacker(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
            std::vector<Finding>& findings)
       : catalog_(*catalog),
-        style_(style),
+        style_(*options.quantize.style),
+        is_lossless_(options.require_lossless),
         findings_(findings),
         builder_(catalog),
         files_(catalog_.shards().size()) {}
@@ -57,6 +58,7 @@ class Repacker {
                     std::string(name(style_)));
     }
     report();
+    report_rounded();
     made_.recipes = builder_.finish();
     for (TargetRecipe& recipe : made_.recipes.targets) {
       const auto source = inverted_.find(recipe.target);
@@ -130,6 +132,7 @@ class Repacker {
     }
     std::vector<Value> values;
     std::vector<bool> is_computed(sources.size());
+    double error = 0;
     for (std::size_t i = 0; i < sources.size(); ++i) {
       const TensorInfo& source = catalog_.tensors()[sources[i]];
       const QuantizedPart& part = form.parts[i];
@@ -145,17 +148,16 @@ class Repacker {
       const bool is_divisor = i == 2 && divides(quantized);
       is_computed[i] = is_divisor != component(*encoding, part).is_inverted;
       const auto value =
-          is_computed[i] ? inverted(sources[i], is_divisor, form_of(*encoding, part))
+          is_computed[i] ? inverted(sources[i], is_divisor, form_of(*encoding, part), error)
                          : builder_.reshape(builder_.source(source.name), form_of(*encoding, part));
       if (!value) {
-        return fmt::format(
-            "'{}' has no inverse in F32 that leaves all decoded values unchanged (the nearest "
-            "inverse changes them by about {:.2g} %)",
-            printable(source.name), 100 * inverse_error);
+        return fmt::format("'{}' has no {}inverse in F32", printable(source.name),
+                           is_lossless_ ? "exact " : "");
       }
       values.push_back(*value);
     }
     add_components(quantized.name, quantized.shape(), *encoding, form, values);
+    made_.repacked.back().error = error;
     for (std::size_t i = 0; i < sources.size(); ++i) {
       if (is_computed[i]) inverted_.emplace(made_.repacked.back().targets[i], sources[i]);
     }
@@ -175,8 +177,10 @@ class Repacker {
     return kernel != nullptr && kernel->divides_by_outer;
   }
 
-  // Returns the reciprocal of a scale; nullopt if it would change a decoded value.
-  std::optional<Value> inverted(std::uint32_t tensor, bool is_divisor, const Shape& shape) {
+  // Returns the reciprocal of a scale. If it changes a decoded value, sets `error`, or returns
+  // nullopt if the conversion must be lossless.
+  std::optional<Value> inverted(std::uint32_t tensor, bool is_divisor, const Shape& shape,
+                                double& error) {
     const TensorInfo& info = catalog_.tensors()[tensor];
     auto& file = files_[info.shard];
     if (file == nullptr) file = open_shard(catalog_.storage(), catalog_, info.shard);
@@ -184,8 +188,13 @@ class Repacker {
     file->read(info.offset_begin, std::as_writable_bytes(std::span(numbers)));
     for (float& number : numbers) {
       const auto same = is_divisor ? same_factor(number) : same_divisor(number);
-      if (!same) return std::nullopt;
-      number = *same;
+      const float inverse = same.value_or(1.0F / number);
+      if ((!same && is_lossless_) || !std::isnormal(inverse)) return std::nullopt;
+      if (!same) {
+        error = std::max(error, is_divisor ? change_of_scales(inverse, number)
+                                           : change_of_scales(number, inverse));
+      }
+      number = inverse;
     }
     return builder_.constant(std::as_bytes(std::span(numbers)), shape, Dtype::f32);
   }
@@ -231,6 +240,23 @@ class Repacker {
     }
   }
 
+  void report_rounded() {
+    std::vector<std::string> rounded;
+    for (const RepackedTensor& each : made_.repacked) {
+      if (each.error > 0) rounded.push_back(each.name);
+    }
+    if (rounded.empty()) return;
+    const std::string first = rounded.front();
+    findings_.push_back(
+        {.severity = Severity::warning,
+         .code = "convert.rounded",
+         .target = first,
+         .sources = std::move(rounded),
+         .message = fmt::format("{}; all codes are kept; the first of these tensors is '{}'",
+                                rounding_text(made_.repacked), printable(first)),
+         .suggestion = "to reject such changes, pass --require-lossless (require_lossless=)"});
+  }
+
   struct Lossy {
     Reason problem;         // problem of the first tensor
     bool is_stack = false;  // true if only the default style has a layout for the tensors
@@ -239,6 +265,7 @@ class Repacker {
 
   const Catalog& catalog_;
   const QuantizeStyle style_;
+  const bool is_lossless_;
   std::vector<Finding>& findings_;
   RecipeBuilder builder_;
   std::vector<std::shared_ptr<ByteSource>> files_;
@@ -262,9 +289,24 @@ std::set<std::string_view> repacked_targets(const std::vector<RepackedTensor>& r
   return targets;
 }
 
-Values repacked_values(const std::shared_ptr<const Catalog>& catalog, QuantizeStyle style,
+Values repacked_values(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
                        std::vector<Finding>& findings) {
-  return Repacker(catalog, style, findings).run();
+  return Repacker(catalog, options, findings).run();
+}
+
+std::string rounding_text(const std::vector<RepackedTensor>& repacked) {
+  std::size_t rounded = 0;
+  double largest = 0;
+  for (const RepackedTensor& each : repacked) {
+    rounded += each.error > 0 ? 1 : 0;
+    largest = std::max(largest, each.error);
+  }
+  if (rounded == 0) return {};
+  return fmt::format(
+      "the global {} of {} of {} {} rounded, because F32 has no exact inverse, which "
+      "changes scales by at most {:.2g} %",
+      rounded == 1 ? "scale" : "scales", rounded, counted(repacked.size(), "tensor"),
+      rounded == 1 ? "is" : "are", 100 * largest);
 }
 
 }  // namespace loadstone

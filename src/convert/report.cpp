@@ -1,6 +1,7 @@
 // Formats conversions and their reports as text and JSON.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string_view>
@@ -36,25 +37,34 @@ struct RepackedRow {
   std::string shape;
   std::string encoding;
   std::size_t tensors = 0;
+  std::size_t rounded = 0;  // number of tensors with a rounded global scale
+  double largest_error = 0;
 };
 
 // Returns one row per group of repacked tensors with similar names, equal shapes and equal
 // encodings.
 std::vector<RepackedRow> repacked_rows(const Conversion& conversion) {
-  std::map<std::tuple<std::string, std::string, std::string>, std::size_t> counts;
+  std::map<std::tuple<std::string, std::string, std::string>, RepackedRow> groups;
   for (const RepackedTensor& tensor : conversion.repacked) {
-    ++counts[{folded_name(tensor.name), tensor.shape.text(), tensor.quantization.encoding}];
+    RepackedRow made = {folded_name(tensor.name), tensor.shape.text(),
+                        tensor.quantization.encoding};
+    auto key = std::tuple(made.names, made.shape, made.encoding);
+    RepackedRow& row = groups.try_emplace(std::move(key), std::move(made)).first->second;
+    ++row.tensors;
+    row.rounded += tensor.error > 0 ? 1 : 0;
+    row.largest_error = std::max(row.largest_error, tensor.error);
   }
   std::vector<RepackedRow> rows;
-  for (const auto& [like, count] : counts) {
-    const auto& [names, shape, encoding] = like;
-    rows.push_back({names, shape, encoding, count});
-  }
+  for (auto& [like, row] : groups) rows.push_back(std::move(row));
   return rows;
 }
 
 std::string repacked_text(const Conversion& conversion) {
-  std::string text = "repacked without a change of values\n";
+  const std::string rounding = rounding_text(conversion.repacked);
+  const bool is_exact = rounding.empty();
+  std::string text = fmt::format(
+      "repacked, {}{}{}\n", name(is_exact ? Fidelity::exact : Fidelity::exact_where_scales_fit),
+      is_exact ? "" : ": ", rounding);
   for (const RepackedRow& row : repacked_rows(conversion)) {
     text += fmt::format("  {:<52} {:<18} {:>6} x  {}\n", printable(row.names),
                         printable(row.shape, 80), row.tensors, row.encoding);
@@ -152,6 +162,7 @@ static void visit_fields(JsonWriter& json, const RepackedRow& row) {
   json.member("shape", row.shape);
   json.member("encoding", row.encoding);
   json.member("tensors", row.tensors);
+  if (json.optional("rounded", row.rounded)) json.member("largest_error", row.largest_error);
 }
 
 static void visit_fields(JsonWriter& json, const PlannedTarget& target,
@@ -171,7 +182,10 @@ static void visit_fields(JsonWriter& json, const PlannedTarget& target,
 
 static void visit_fields(JsonWriter& json, const Conversion& conversion) {
   json.member("files", conversion.files);
-  const std::set<std::string_view> repacked = repacked_targets(conversion.repacked);
+  std::set<std::string_view> repacked;  // the targets of tensors whose values do not change
+  for (const RepackedTensor& each : conversion.repacked) {
+    if (each.error == 0) repacked.insert(each.targets.begin(), each.targets.end());
+  }
   json.key("tensors");
   json.begin_object();
   for (const PlannedTarget& target : conversion.plan.targets) {

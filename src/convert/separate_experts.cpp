@@ -1,9 +1,13 @@
 #include "convert/separate_experts.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string>
 #include <utility>
 
+#include "convert/choose/chooser.h"
+#include "convert/choose/quantize_rules.h"
 #include "convert/kept_blocks.h"
 #include "convert/output_recipes.h"
 #include "convert/values.h"
@@ -65,6 +69,18 @@ bool SeparateExperts::keep_blocks(const PlannedTarget& stack) {
         .target = expert->name, .shape = expert->shape, .boxes = expert->recipe.boxes};
     return blocks_to_keep(*plan_.catalog, plan_.decodings, recipe).has_value();
   });
+}
+
+std::string SeparateExperts::advice() const {
+  const bool is_compressed = options_.quantize.style == QuantizeStyle::compressed_tensors;
+  const RuleUse use = is_compressed ? RuleUse::split : RuleUse::scattered;
+  const Chooser chooser(options_.quantize, options_.folder.config);
+  const bool is_read = options_.format == FileFormat::gguf ||
+                       chooser.first_rule(use, "mlp.experts.0.up_proj.weight") == nullptr;
+  return fmt::format("separate the experts (--experts separate){}",
+                     is_read ? ""
+                             : ", which then only loadstone.open() reads: no output keeps these "
+                               "values in this encoding and the stacks that libraries read");
 }
 
 }  // namespace loadstone

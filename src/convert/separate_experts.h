@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "loadstone/catalog.h"
@@ -25,6 +26,8 @@ class SeparateExperts {
   [[nodiscard]] Fidelity fidelity(const PlannedTarget& stack, const Quantization& quantization);
   // Returns true if GGUF blocks can store the codes of all experts in this stack.
   [[nodiscard]] bool keep_blocks(const PlannedTarget& stack);
+  // Returns the advice to separate the experts, and whether libraries read them then.
+  [[nodiscard]] std::string advice() const;
 
  private:
   void make_plan();

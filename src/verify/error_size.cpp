@@ -98,14 +98,23 @@ void add_all(std::span<const std::byte> first, std::span<const std::byte> second
   }
 }
 
-ErrorSize size_of(const std::string& name, const Measured& values, const OpenShards& first,
-                  const OpenShards& second, Jobs& jobs, std::vector<std::byte>& scratch) {
+std::string text_of(const ErrorSize& error) {
+  if (error.largest == 0) return "equal as real numbers";
+  return fmt::format("largest error {:.2g}, relative error {:.2g}", error.largest, error.relative);
+}
+
+}  // namespace
+
+ErrorSize size_of_difference(const std::string& name, const TensorRecipe& first_value,
+                             const TensorRecipe& second_value, const OpenShards& first,
+                             const OpenShards& second, Jobs& jobs,
+                             std::vector<std::byte>& scratch) {
   // F32 can represent all decoded values, and all floats except F64.
-  const bool is_wide = values.first.dtype == Dtype::f64 || values.second.dtype == Dtype::f64;
+  const bool is_wide = first_value.dtype == Dtype::f64 || second_value.dtype == Dtype::f64;
   const Dtype dtype = is_wide ? Dtype::f64 : Dtype::f32;
-  ElementReader left(first, name, values.first, dtype, jobs.stop());
-  ElementReader right(second, name, values.second, dtype, jobs.stop());
-  const std::uint64_t step = std::max(bytes_at_once(values.first), bytes_at_once(values.second));
+  ElementReader left(first, name, first_value, dtype, jobs.stop());
+  ElementReader right(second, name, second_value, dtype, jobs.stop());
+  const std::uint64_t step = std::max(bytes_at_once(first_value), bytes_at_once(second_value));
   ErrorSum sum;
   const auto add = [&](std::span<const std::byte> a, std::span<const std::byte> b) {
     is_wide ? add_all<double>(a, b, sum) : add_all<float>(a, b, sum);
@@ -114,13 +123,6 @@ ErrorSize size_of(const std::string& name, const Measured& values, const OpenSha
   static_cast<void>(compare_in_steps(left, right, step, jobs, scratch, add));
   return sum.size();
 }
-
-std::string text_of(const ErrorSize& error) {
-  if (error.largest == 0) return "equal as real numbers";
-  return fmt::format("largest error {:.2g}, relative error {:.2g}", error.largest, error.relative);
-}
-
-}  // namespace
 
 void measure_differences(const Pairs& pairs, const OpenShards& first, const OpenShards& second,
                          Jobs& jobs, VerifyReport& report) {
@@ -137,7 +139,8 @@ void measure_differences(const Pairs& pairs, const OpenShards& first, const Open
   }
   jobs.run(work.size(), [&](std::size_t i, std::vector<std::byte>& scratch) {
     const auto& [name, measured] = *work[i];
-    const ErrorSize error = size_of(name, measured, first, second, jobs, scratch);
+    const ErrorSize error =
+        size_of_difference(name, measured.first, measured.second, first, second, jobs, scratch);
     for (Difference* const each : measured.differences) {
       each->error = error;
       const bool is_component = each->name != name;

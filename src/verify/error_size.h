@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "catalog/open_shards.h"
 #include "engine/jobs.h"
@@ -32,6 +34,12 @@ struct ErrorSum {
     return {largest, difference == 0 ? 0 : std::sqrt(difference / power)};
   }
 };
+
+// Returns the difference between all values of a tensor, decoded if they are quantized.
+[[nodiscard]] ErrorSize size_of_difference(const std::string& name, const TensorRecipe& first_value,
+                                           const TensorRecipe& second_value,
+                                           const OpenShards& first, const OpenShards& second,
+                                           Jobs& jobs, std::vector<std::byte>& scratch);
 
 // Measures the differences of bytes or values that `report` lists, and sets `error` of each of
 // them. Reads the values of these tensors again, decoded if they are quantized.

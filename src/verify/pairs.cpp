@@ -7,8 +7,10 @@
 #include <utility>
 
 #include "boxes/cast_kind.h"
+#include "codec/decode.h"
 #include "codec/gguf/gguf.h"
 #include "convert/experts.h"
+#include "convert/lossless.h"
 #include "kernels/cast.h"
 #include "verify/element_reader.h"
 
@@ -44,6 +46,17 @@ bool stand_alike(const Catalog& first, const QuantizedTensor& a, const Catalog& 
         const TensorInfo& other = second.tensors()[right];
         return one.name == other.name && one.shape == other.shape && one.encoding == other.encoding;
       });
+}
+
+// Four roundings: of the inverse, of both scales, and of a value.
+constexpr double inverse_tolerance = 4 * inverse_error;
+
+// Returns true if scales are divided by a global scale.
+bool divides(const Side& side) {
+  return std::ranges::any_of(side.value.decodings, [](const Decoding& decoding) {
+    const DecodeKernel* const kernel = find_decode_kernel(decoding.kernel);
+    return kernel != nullptr && kernel->divides_by_outer;
+  });
 }
 
 // Turns a layout's target into a separate value, whose boxes refer to the layout's decodings.
@@ -215,6 +228,7 @@ void Pairs::keep(Pair pair) {
   } else if (a.value.shape.numel() != 0u) {
     pair.is_exact = is_plain || a.codes == b.codes;
     pair.dtype = is_plain ? b.value.dtype : Dtype::f32;
+    if (!is_plain && divides(a) != divides(b)) pair.tolerance = inverse_tolerance;
     pairs_.push_back(std::move(pair));
   }
 }

@@ -32,6 +32,8 @@ struct Pair {
   // True if the values must be equal when both are read as `dtype`, which is the second value's
   // dtype if both are plain. Otherwise samples are compared with the tolerance of their codes.
   bool is_exact = false;
+  // Relative difference that the rounding of scales explains, if only one side divides by them.
+  double tolerance = 0;
   Dtype dtype = Dtype::f32;
 };
 

@@ -82,10 +82,9 @@ static std::string verdict(const VerifyReport& report) {
       !report.quantized.empty() || !report.widened.empty() || !report.rounded.empty();
   if (report.ok() && !has_pairs) return "equal";
   double worst = 0;
-  bool is_rounded = !report.rounded.empty();
+  const bool is_rounded = !report.rounded.empty();
   for (const QuantizationError& each : report.quantized) {
     if (!(each.relative <= worst)) worst = each.relative;  // also if it is NaN
-    is_rounded |= each.encoding == name(Dtype::bf16) || each.encoding == name(Dtype::f16);
   }
   if (!report.ok()) {
     const auto is_equal = [](const Difference& each) {

@@ -43,8 +43,8 @@ static std::vector<std::optional<SampledPair>> sampled_pairs(const Pairs& pairs,
   return found;
 }
 
-void report_pairs(const Pairs& pairs, const OpenShards& first, const OpenShards& second, Jobs& jobs,
-                  VerifyReport& report) {
+void report_pairs(const Pairs& pairs, const std::vector<ErrorSum>& rounded, const OpenShards& first,
+                  const OpenShards& second, Jobs& jobs, VerifyReport& report) {
   auto sampled = sampled_pairs(pairs, first, second, jobs, report);
   std::set<std::string> different;
   for (const Difference& each : report.differences) different.insert(each.name);
@@ -56,7 +56,8 @@ void report_pairs(const Pairs& pairs, const OpenShards& first, const OpenShards&
       report.sampled += sampled[i]->is_sampled ? 1 : 0;
       if (auto& each = sampled[i]->difference) report.differences.push_back(*std::move(each));
     } else if (pair.first.is_quantized()) {
-      report.quantized.push_back({pair.name, pair.second.encoding, 0});
+      const ErrorSize error = rounded[i].size();
+      report.quantized.push_back({pair.name, pair.second.encoding, error.relative, error.largest});
     } else if (pair.first.encoding != pair.second.encoding) {
       const bool is_wider = is_exact(pair.first.value.dtype, pair.second.value.dtype);
       auto& rows = is_wider ? report.widened : report.rounded;

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "catalog/open_shards.h"
 #include "engine/jobs.h"
 #include "loadstone/catalog.h"
 #include "loadstone/verify.h"
+#include "verify/error_size.h"
 #include "verify/pairs.h"
 
 namespace loadstone {
@@ -17,8 +19,9 @@ namespace loadstone {
                                              const Catalog& second);
 
 // Adds samples of differently quantized values, and values that are equal after decoding. `report`
-// already lists the other differences. Also sets the bytes that `jobs` have read.
-void report_pairs(const Pairs& pairs, const OpenShards& first, const OpenShards& second, Jobs& jobs,
-                  VerifyReport& report);
+// already lists the other differences. `rounded`: the errors that the tolerance of each pair
+// allows. Also sets the bytes that `jobs` have read.
+void report_pairs(const Pairs& pairs, const std::vector<ErrorSum>& rounded, const OpenShards& first,
+                  const OpenShards& second, Jobs& jobs, VerifyReport& report);
 
 }  // namespace loadstone

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -23,6 +24,7 @@
 #include "verify/claim.h"
 #include "verify/element_reader.h"
 #include "verify/error_size.h"
+#include "verify/losses.h"
 #include "verify/names.h"
 #include "verify/pairs.h"
 #include "verify/quantized.h"
@@ -94,6 +96,23 @@ std::optional<std::size_t> first_number(std::span<const std::byte> left,
   return std::nullopt;
 }
 
+// Compares F32 values that may differ by a relative tolerance. Adds their differences to `sum`.
+std::optional<std::size_t> first_beyond(double tolerance, std::span<const std::byte> left,
+                                        std::span<const std::byte> right, ErrorSum& sum) {
+  for (std::size_t at = 0; at < left.size(); at += sizeof(float)) {
+    float a = 0;
+    float b = 0;
+    std::memcpy(&a, left.data() + at, sizeof a);
+    std::memcpy(&b, right.data() + at, sizeof b);
+    sum.add(double{a}, double{b});
+    if (a == b || (std::isnan(a) && std::isnan(b))) continue;
+    constexpr double least = 2 * double{std::numeric_limits<float>::denorm_min()};
+    const double bound = least + tolerance * std::abs(double{a});
+    if (!(std::abs(double{a} - double{b}) <= bound)) return at;
+  }
+  return std::nullopt;
+}
+
 // Compares values of any dtype; NaN equals every NaN, because programs write different NaN bits.
 std::optional<std::size_t> first_value(Dtype dtype, std::span<const std::byte> left,
                                        std::span<const std::byte> right) {
@@ -124,16 +143,18 @@ std::optional<std::uint64_t> first_difference(const OpenShards& first, const Ten
   return compare_in_steps(left, right, step, jobs, scratch, first_byte);
 }
 
-// Compares values that must be equal, regardless of position and encoding.
+// Compares values that must be equal, regardless of position and encoding. Adds the differences
+// that the pair's tolerance allows to `sum`.
 std::optional<Difference> number_difference(const OpenShards& first, const OpenShards& second,
                                             const Pair& pair, Jobs& jobs,
-                                            std::vector<std::byte>& scratch) {
+                                            std::vector<std::byte>& scratch, ErrorSum& sum) {
   ElementReader left(first, pair.name, pair.first.value, pair.dtype, jobs.stop());
   ElementReader right(second, pair.name, pair.second.value, pair.dtype, jobs.stop());
   const std::size_t step =
       std::max(bytes_at_once(pair.first.value), bytes_at_once(pair.second.value));
   const bool is_cast = pair.first.value.dtype != pair.second.value.dtype;
   const auto compare = [&](std::span<const std::byte> a, std::span<const std::byte> b) {
+    if (pair.tolerance > 0) return first_beyond(pair.tolerance, a, b, sum);
     if (pair.first.is_quantized()) return first_number(a, b);
     return is_cast ? first_value(pair.dtype, a, b) : first_byte(a, b);
   };
@@ -288,6 +309,7 @@ static VerifyReport compared(const Catalog& first, const Catalog& second,
   const auto& tensors = first.tensors();
   const Pairs pairs(first, second);
   std::vector<std::optional<Difference>> found(tensors.size() + pairs.all().size());
+  std::vector<ErrorSum> rounded(pairs.all().size());
   const Catalog& remote = reads_at_once(first) > reads_at_once(second) ? first : second;
   Jobs jobs(reading_threads(remote, options.threads, defaults::verify_threads_max),
             options.observer, bytes_to_compare(pairs, first, second));
@@ -295,7 +317,8 @@ static VerifyReport compared(const Catalog& first, const Catalog& second,
     if (i >= tensors.size()) {
       const Pair& pair = pairs.all()[i - tensors.size()];
       if (!pair.is_exact) return;
-      found[i] = number_difference(first_shards, second_shards, pair, jobs, scratch);
+      found[i] = number_difference(first_shards, second_shards, pair, jobs, scratch,
+                                   rounded[i - tensors.size()]);
     } else if (!pairs.covers_first(static_cast<std::uint32_t>(i))) {
       found[i] = tensor_difference(first_shards, second_shards, tensors[i], jobs, scratch);
     }
@@ -314,8 +337,9 @@ static VerifyReport compared(const Catalog& first, const Catalog& second,
   if (auto finding = names_differ(tensors.size(), report)) {
     report.findings.push_back(*std::move(finding));
   }
-  report_pairs(pairs, first_shards, second_shards, jobs, report);
+  report_pairs(pairs, rounded, first_shards, second_shards, jobs, report);
   measure_differences(pairs, first_shards, second_shards, jobs, report);
+  if (options.require_lossless) report_losses(pairs, first_shards, second_shards, jobs, report);
   jobs.run_one([&] {
     for (const Catalog* const each : {&first, &second}) {
       auto findings = config_findings(*each, options.storage, jobs.stop(), report.bytes_read);

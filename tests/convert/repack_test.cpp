@@ -51,6 +51,16 @@ TEST(Repack, PowersOfTwoHaveTheirInverse) {
   }
 }
 
+TEST(Repack, TheNearestInverseChangesScalesByARounding) {
+  for (const float factor : {0.0123f, 3e-5f}) {
+    ASSERT_EQ(same_divisor(factor), std::nullopt) << factor;
+    const double change = change_of_scales(factor, 1.0f / factor);
+    EXPECT_GT(change, 0) << factor;
+    EXPECT_LT(change, 3 * 0x1p-23) << factor;
+  }
+  EXPECT_EQ(change_of_scales(0.25f, 4.0f), 0);
+}
+
 TEST(Repack, WhatIsNoScaleHasNone) {
   for (const float wrong : {0.0f, -0.0f, INFINITY, NAN, 1e-44f}) {
     EXPECT_EQ(same_divisor(wrong), std::nullopt) << wrong;

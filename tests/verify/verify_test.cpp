@@ -399,6 +399,30 @@ TEST(Compare, NamesEachDifference) {
 }
 
 // Names that differ only by a prefix are one finding, with the rules that map them.
+TEST(Compare, LosslessRequiresEqualRealNumbers) {
+  const auto with = [](float last) {
+    return opened(safetensors_bytes({{"a", "F32", {2}, raw_all<float>({1.5f, last})},
+                                     {"b", "F32", {1}, raw_all<float>({-0.0f})}}));
+  };
+  const Opened second =
+      opened(safetensors_bytes({{"a", "BF16", {2}, raw_all<std::uint16_t>({0x3fc0, 0x3f80})},
+                                {"b", "F32", {1}, raw_all<float>({0.0f})}}));
+  const auto compared = [&](float last) {
+    const Opened first = with(last);
+    return compare(*first.catalog, *second.catalog, {.require_lossless = true});
+  };
+  const VerifyReport equal = compared(1.0f);
+  EXPECT_TRUE(equal.ok()) << to_table(equal);
+  EXPECT_THAT(to_table(equal), HasSubstr("equal as real numbers"));
+  const VerifyReport rounded = compared(1.001f);
+  ASSERT_THAT(rounded.findings, SizeIs(1));
+  EXPECT_FALSE(rounded.ok());
+  EXPECT_EQ(rounded.findings[0].code, "verify.lossy");
+  EXPECT_EQ(rounded.findings[0].target, "a");
+  EXPECT_THAT(rounded.findings[0].message,
+              HasSubstr("1 tensor changed from F32 to BF16: largest error 0.001,"));
+}
+
 TEST(Compare, APrefixIsNamed) {
   const auto tensors = [](const std::string& prefix) {
     return std::vector<FileTensor>{{prefix + "layers.0.w", "U8", {2}, "ab"},

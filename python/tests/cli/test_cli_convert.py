@@ -33,6 +33,9 @@ def test_one_file(run, small, tmp_path):
     done = run("convert", small, target, status=0)
     assert str(target) in done.stdout
     assert done.stderr == ""
+    record = tmp_path / ".loadstone-out.safetensors.done"
+    assert f"record    {record}: lets later runs replace this output" in done.stdout
+    assert record.exists()
     header = header_of(target)
     assert header.pop("__metadata__") == {"format": "pt", "made by": "a test"}
     assert header["embed.weight"]["shape"] == [4, 2]

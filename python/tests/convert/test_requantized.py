@@ -150,9 +150,23 @@ def test_a_merge_reports_the_tensors_that_it_decodes(model: Path, tmp_path: Path
     report = loadstone.merge([(source, 0.5), (source, 0.5)], tmp_path / "again")
     (found,) = [each for each in report.findings if each.code == "convert.decoded"]
     assert found.severity == "info" and (found.found, found.expected) == ("BF16", "nf4")
+    assert found.message.endswith("from nf4 to BF16, which may round their values")
     report = loadstone.merge([(source, 0.5), (source, 0.5)], tmp_path / "nf4-again", quantize="nf4")
     codes = [each.code for each in report.findings]
     assert "convert.decoded" not in codes and "convert.requantized" in codes
+
+
+def test_the_plan_of_a_merge_reports_what_the_output_rounds(model: Path, tmp_path: Path) -> None:
+    source = quantized(model, tmp_path, "nvfp4")
+    words = ["merge", f"{source}:0.5", f"{source}:0.5", "-o", tmp_path / "out", "--dry-run"]
+    rounded = "from nvfp4 to BF16, which may round their values (to add to their exact values, "
+    assert rounded + "pass --dtype float32 (dtype=); to quantize" in output(*words)
+    # Follow the advice.
+    assert "from nvfp4 to F32, which keeps their values" in output(*words, "--dtype", "float32")
+    models = [(source, 0.5), (source, 0.5)]
+    report = loadstone.merge(models, tmp_path / "wide", dtype="float32")
+    (found,) = [each for each in report.findings if each.code == "convert.decoded"]
+    assert found.message.endswith("which keeps their values")
 
 
 def test_codes_that_only_the_quantization_of_others_decodes_are_reported(
@@ -163,6 +177,8 @@ def test_codes_that_only_the_quantization_of_others_decodes_are_reported(
     report = loadstone.convert(source, tmp_path / "out", **options)
     (found,) = [each for each in report.findings if each.code == "convert.decoded"]
     assert found.severity == "warning"
-    assert found.message == "the conversion decodes 6 tensors from fp8 to BF16"
+    assert found.message == (
+        "the conversion decodes 6 tensors from fp8 to BF16, which may round their values"
+    )
     report = loadstone.convert(source, tmp_path / "again", dequantize=True, **options)
     assert "convert.decoded" not in {each.code for each in report.findings}

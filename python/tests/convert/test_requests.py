@@ -169,17 +169,34 @@ def test_a_request_that_holds_is_granted(door: str, target: str, case: str, tmp_
     assert out.exists()
 
 
+MISTYPED: dict[str, Options] = {
+    "exclude": {"quantize": "E", "exclude": "lm_haed"},
+    "include": {"quantize": "E", "include": "lm_haed"},
+    "quantize": {"quantize": {"lm_haed": "none", "": "E"}},
+}
+
+
+@pytest.mark.parametrize("option", MISTYPED)
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_pattern_that_leaves_out_warns(target: str, tmp_path: Path) -> None:
+def test_a_mistyped_pattern_is_an_error_with_similar_names(
+    target: str, option: str, tmp_path: Path
+) -> None:
     path, out = saved(tmp_path / "a.safetensors", DENSE), tmp_path / target
-    options = with_encoding({"quantize": {"x": "none", "": "E"}, "exclude": "nothing"}, target)
-    status, text = python_outcome(path, out, options)
-    assert status == 0
-    assert "the pattern 'nothing' (exclude) matches no tensor" in text
-    assert "the pattern 'x' (quantize) matches no tensor" in text
-    status, text = command_outcome(path, out, options)
-    assert (status, text.count("matches no tensor")) == (0, 2)
-    assert command_outcome(path, out, options, "--strict")[0] == 3
+    options = with_encoding(MISTYPED[option], target)
+    told = f"the pattern 'lm_haed' ({option}) matches no tensor"
+    for outcome in DOORS.values():
+        status, text = outcome(path, out, options)
+        assert status == 2 and told in text and "similar names: 'lm_head.weight'" in text, text
+    if target != "o.gguf":
+        done = run("merge", f"{path}:0.5", f"{path}:0.5", "-o", out, *arguments_of(options))
+        assert done.returncode == 2 and told in done.stderr
+        assert "similar names: 'lm_head.weight'" in done.stderr
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_pattern_that_leaves_out_is_no_warning(target: str, tmp_path: Path) -> None:
+    path, out = saved(tmp_path / "a.safetensors", DENSE), tmp_path / target
     options = with_encoding({"quantize": {"lm": "none", "": "E"}, "exclude": "norm"}, target)
     status, text = command_outcome(path, out, options, "--strict")
     assert (status, text) == (3 if target == "o.gguf" else 0, "")

@@ -2,6 +2,7 @@
 #include "convert/choose/choose.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -276,6 +277,22 @@ std::string folded_name(std::string_view name, std::vector<std::uint64_t>* numbe
     folded += name[i];
   }
   return folded;
+}
+
+std::string folded_list(const std::vector<std::string>& names) {
+  constexpr std::size_t shown_max = 8;
+  std::map<std::string, Alike> groups;
+  for (const std::string& name : names) groups[folded_name(name)].add(name);
+  std::vector<std::string> shown;
+  std::size_t more = names.size();
+  for (const auto& [folded, alike] : groups) {
+    if (shown.size() == shown_max) break;
+    more -= alike.count;
+    shown.push_back(alike.count == 1 ? fmt::format("'{}'", printable(alike.first))
+                                     : fmt::format("'{}' ({})", printable(folded), alike.count));
+  }
+  return fmt::format("{}{}", fmt::join(shown, ", "),
+                     more == 0 ? std::string() : fmt::format(" and {} more", more));
 }
 
 void report_repacked(const ConvertOptions& options, const std::vector<RepackedTensor>& repacked,

@@ -56,5 +56,8 @@ struct Alike {
 // `numbers`, which may be null.
 [[nodiscard]] std::string folded_name(std::string_view name,
                                       std::vector<std::uint64_t>* numbers = nullptr);
+// Returns names, with one folded name and a count for similar names: "'a.weight', 'b.*.weight' (12)
+// and 3 more".
+[[nodiscard]] std::string folded_list(const std::vector<std::string>& names);
 
 }  // namespace loadstone

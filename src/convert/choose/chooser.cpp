@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "convert/choose/nearest_names.h"
 #include "convert/choose/quantize_rules.h"
 #include "convert/json_text.h"
 #include "loadstone/error.h"
@@ -157,25 +158,34 @@ std::string Chooser::pattern_of(std::string_view group) {
                      whole.substr(whole.find(R"()\.)") + 1));
 }
 
-// Format "none" excludes tensors. If its pattern finds no tensor, that is a warning, as for
-// --exclude.
-void Chooser::report_format(const Format& format, bool finds_name,
-                            std::vector<Finding>& findings) const {
+// Returns the error for a pattern that matches no name, with the most similar names.
+static Finding unmatched(std::string_view option, const Pattern& pattern,
+                         const std::vector<std::string>& names) {
+  std::string text = printable(pattern->pattern());
+  return {.severity = Severity::error,
+          .code = "plan.options",
+          .message = fmt::format("the pattern '{}' ({}) matches no tensor", text, option),
+          .suggestion = nearest_names(pattern->pattern(), names),
+          .found = std::move(text)};
+}
+
+void Chooser::report_format(const Format& format, const std::vector<std::string>& names,
+                            bool finds_name, std::vector<Finding>& findings) const {
   const std::string& encoding = format.quantization->encoding;
   if (format.made > 0 || (encoding == no_encoding && finds_name)) return;
   const auto has_made = [](const Format& each) { return each.made > 0; };
   const bool is_usual = format.pattern == nullptr;
-  // True if earlier formats took all tensors that match this format.
-  const bool is_left_out =
-      format.tensors == 0 && finds_name && std::ranges::any_of(formats_, has_made);
-  const std::string pattern = is_usual ? std::string() : printable(format.pattern->pattern());
-  Finding finding = {
-      .severity = encoding == no_encoding || is_left_out ? Severity::warning : Severity::error,
-      .code = finds_name ? "convert.left_alone" : "plan.options",
-      .found = pattern};
   if (!finds_name) {
-    finding.message = fmt::format("the pattern '{}' (quantize) matches no tensor", pattern);
-  } else if (is_usual) {
+    findings.push_back(unmatched("quantize", format.pattern, names));
+    return;
+  }
+  // True if earlier formats took all tensors that match this format.
+  const bool is_left_out = format.tensors == 0 && std::ranges::any_of(formats_, has_made);
+  const std::string pattern = is_usual ? std::string() : printable(format.pattern->pattern());
+  Finding finding = {.severity = is_left_out ? Severity::warning : Severity::error,
+                     .code = "convert.left_alone",
+                     .found = pattern};
+  if (is_usual) {
     finding.message = fmt::format("no tensor would be quantized to {}", encoding);
   } else {
     finding.message =
@@ -185,7 +195,7 @@ void Chooser::report_format(const Format& format, bool finds_name,
   if (!format.misfit.empty()) {
     finding.message += "; the first chosen tensor is " + format.misfit;
     finding.suggestion = "choose an encoding that supports these shapes";
-  } else if (finds_name && include_.empty()) {
+  } else if (include_.empty()) {
     finding.suggestion = exclude_.empty()
                              ? "to quantize more tensors than loadstone chooses, pass --include"
                              : "exclude fewer tensors";
@@ -204,7 +214,7 @@ void Chooser::report(const std::vector<std::string>& names,
   for (const Format& format : formats_) {
     const bool finds_name =
         format.pattern == nullptr || format.tensors > 0 || found_by(format.pattern) != names.end();
-    report_format(format, finds_name, findings);
+    report_format(format, names, finds_name, findings);
   }
   for (const Pattern& pattern : include_) {
     const auto is_included = [&](const std::string& name) {
@@ -212,25 +222,21 @@ void Chooser::report(const std::vector<std::string>& names,
     };
     if (std::ranges::any_of(names, is_included)) continue;
     const auto first = found_by(pattern);
+    if (first == names.end()) {
+      findings.push_back(unmatched("include", pattern, names));
+      continue;
+    }
     const std::string text = printable(pattern->pattern());
     findings.push_back(
         {.severity = Severity::error,
-         .code = first == names.end() ? "plan.options" : "convert.left_alone",
-         .message = first == names.end()
-                        ? fmt::format("the pattern '{}' (include) matches no tensor", text)
-                        : fmt::format("the pattern '{}' (include) matches no tensor that can be "
-                                      "quantized: '{}' stays unchanged",
-                                      text, printable(*first)),
+         .code = "convert.left_alone",
+         .message = fmt::format("the pattern '{}' (include) matches no tensor that can be "
+                                "quantized: '{}' stays unchanged",
+                                text, printable(*first)),
          .found = text});
   }
   for (const Pattern& pattern : exclude_) {
-    if (found_by(pattern) != names.end()) continue;
-    const std::string text = printable(pattern->pattern());
-    findings.push_back(
-        {.severity = Severity::warning,
-         .code = "plan.options",
-         .message = fmt::format("the pattern '{}' (exclude) matches no tensor", text),
-         .found = text});
+    if (found_by(pattern) == names.end()) findings.push_back(unmatched("exclude", pattern, names));
   }
 }
 

@@ -67,7 +67,10 @@ class Chooser {
               std::vector<Finding>& findings) const;
 
  private:
-  void report_format(const Format& format, bool finds_name, std::vector<Finding>& findings) const;
+  // Reports a format that no tensor gets. Format "none" excludes tensors, so it only has to match
+  // one.
+  void report_format(const Format& format, const std::vector<std::string>& names, bool finds_name,
+                     std::vector<Finding>& findings) const;
 
   // Returns true if the tensor belongs to a layer after the model's last one. Such layers are for
   // multi-token prediction.

@@ -385,14 +385,10 @@ class BlockChooser {
 
   // Rejects a mix for a model that is neither a language model nor an image model.
   [[noreturn]] void refuse_mix(const Metadata& metadata) const {
-    refuse_option(
-        "quantize",
-        fmt::format("a mix of types needs an image model that ComfyUI-GGUF supports, or a language "
-                    "model with llama.cpp's names, but {}",
-                    lacking_for_mix(catalog_, metadata)),
-        printable(usual_),
-        fmt::format("a block format such as q8_0, or one of the architectures {}",
-                    image_architectures()));
+    refuse_option("quantize",
+                  "a mix of types needs the metadata and the names of a GGUF model, but " +
+                      lacking_for_mix(catalog_, metadata),
+                  printable(usual_));
   }
 
   // Warns if the rules of a mix apply to no tensor, because its names are not llama.cpp's.

@@ -163,10 +163,10 @@ const ImageModel* find_image_model(std::string_view architecture) noexcept {
   return found == std::end(image_models) ? nullptr : found;
 }
 
-std::string image_architectures() {
-  std::vector<std::string_view> names;
-  for (const ImageModel& model : image_models) names.push_back(model.architecture);
-  return fmt::format("{}", fmt::join(names, ", "));
+std::vector<std::string> image_architectures() {
+  std::vector<std::string> names;
+  for (const ImageModel& model : image_models) names.emplace_back(model.architecture);
+  return names;
 }
 
 const ImageModel* image_model(const Metadata& metadata) {

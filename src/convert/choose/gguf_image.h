@@ -25,8 +25,7 @@ struct ImageModel {
 
 // Returns null for an unknown model.
 [[nodiscard]] const ImageModel* find_image_model(std::string_view architecture) noexcept;
-// Returns the architectures of all models: "flux, sd3, ...".
-[[nodiscard]] std::string image_architectures();
+[[nodiscard]] std::vector<std::string> image_architectures();
 // Returns the model that the metadata's architecture names; null if it is unknown or absent.
 [[nodiscard]] const ImageModel* image_model(const Metadata& metadata);
 // Recognises the model by the tensor names of its original checkpoint; null if it is unknown.

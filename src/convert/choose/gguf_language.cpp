@@ -7,6 +7,8 @@
 #include <string_view>
 
 #include "base/text.h"
+#include "base/unknown_word.h"
+#include "convert/choose/gguf_image.h"
 #include "convert/choose/gguf_mix.h"
 #include "formats/gguf_keys.h"
 #include "formats/metadata.h"
@@ -36,20 +38,22 @@ std::vector<std::string> missing_tokenizer_keys(const Metadata& metadata) {
 
 std::string lacking_for_mix(const Catalog& catalog, const Metadata& metadata) {
   const std::string* const architecture = find_text(metadata, gguf_architecture_key);
-  const std::string name = architecture == nullptr ? "NAME" : printable(*architecture, 80);
-  const std::string cause =
-      architecture == nullptr
-          ? "the source does not specify general.architecture: set it with --arch NAME "
-            "(metadata={\"general.architecture\": NAME} in Python)"
-          : fmt::format("general.architecture is '{}', which is not such an image model", name);
+  const bool has_names = has_llama_cpp_names(catalog);
+  if (architecture == nullptr) {
+    return fmt::format("the source does not specify general.architecture; {}",
+                       has_names ? "set it (--arch NAME; metadata= in Python)" : own_converter);
+  }
+  const std::string name = printable(*architecture, 80);
+  if (!has_names) {
+    const std::string similar = did_you_mean(name, image_architectures());
+    if (!similar.empty()) return fmt::format("'{}' is not an image model{}", name, similar);
+    return fmt::format("'{}' is not an image model, and the tensors lack llama.cpp's names; {}",
+                       name, own_converter);
+  }
   std::vector<std::string> keys = missing_tokenizer_keys(metadata);
   keys.insert(keys.begin(), name + ".block_count");
-  const std::string names = has_llama_cpp_names(catalog)
-                                ? ""
-                                : ", and llama.cpp's names of tensors (--rules; rules= in Python)";
-  return fmt::format(
-      "{}. A language model {}needs the metadata '{}' (--metadata FILE; metadata= in Python){}; {}",
-      cause, architecture == nullptr ? "also " : "", fmt::join(keys, "', '"), names, own_converter);
+  return fmt::format("the metadata lacks '{}'; add the keys (--metadata FILE; metadata= in Python)",
+                     fmt::join(keys, "', '"));
 }
 
 }  // namespace loadstone

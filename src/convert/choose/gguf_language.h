@@ -19,8 +19,8 @@ inline constexpr const char* own_converter =
 // Returns the keys without which llama.cpp loads no model with a token embedding.
 [[nodiscard]] std::vector<std::string> missing_tokenizer_keys(const Metadata& metadata);
 
-// Describes all that a mix of types lacks, for a model that is neither an image model nor a
-// language model with a number of layers.
+// Describes what a mix of types lacks first, with the next step, for a model that is neither an
+// image model nor a language model with a number of layers.
 [[nodiscard]] std::string lacking_for_mix(const Catalog& catalog, const Metadata& metadata);
 
 }  // namespace loadstone

@@ -311,8 +311,8 @@ Quantization parse_quantization(std::string_view text, QuantizeMode mode, FileFo
       std::vector<std::string> known = written_encoding_names();
       known.emplace_back("none");
       if (find_mix(quantization.encoding) != nullptr) {
-        refuse_option("quantize", "a mix of types needs a TARGET that ends in .gguf",
-                      printable(text), either(known));
+        refuse_option("quantize", "only GGUF files can store this mix of types", printable(text),
+                      "a TARGET that ends in .gguf");
       }
       if (format == FileFormat::gguf) {
         for (const Mix& mix : mixes()) {

@@ -14,8 +14,7 @@ constexpr std::string_view sequential_types = "llama4|llama4_text";
 constexpr std::string_view is_scattered =
     "single experts, which neither transformers nor loadstone joins to the stacks of this model";
 constexpr std::string_view keep_stacks =
-    "keep the stacks of the original checkpoint (--experts keep) and the style modelopt, or "
-    "exclude the stacks (--exclude)";
+    "keep the stacks of the original checkpoint (--experts keep)";
 
 // For each use, the first matching rule gives the reason that loadstone reports.
 constexpr PlainRule layer_rules[] = {

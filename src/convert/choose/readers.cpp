@@ -70,7 +70,7 @@ void Readers::add(const std::string& name, const Shape& shape, const WrittenEnco
     unread = rule->reason;
     unread_[rule->reason].advice = rule->advice;
   }
-  unread_[*unread].names.push_back(name);
+  unread_[*unread].codes.push_back(name);
 }
 
 // Returns the rule by which readers of the style would misread the codes as values, or null.
@@ -84,8 +84,8 @@ const PlainRule* Readers::rule_for(const std::string& name, const WrittenEncodin
 }
 
 void Readers::report(const std::vector<std::string>& names) {
+  add_lost(names);
   report_unread();
-  report_lost(names);
   report_mixed(names);
   report_mixed_dense();
   report_stacks();
@@ -108,12 +108,14 @@ void Readers::report_stacks() {
       {.severity = Severity::error,
        .code = "plan.options",
        .target = stacks_.front(),
-       .message = fmt::format("the style {} has no layout for tensors of several matrices ({}): {}",
-                              name(style_), counted(stacks_.size(), "tensor"), name_list(stacks_)),
+       .message =
+           fmt::format("the style {} has no layout for tensors of several matrices ({}): {}",
+                       name(style_), counted(stacks_.size(), "tensor"), folded_list(stacks_)),
        .suggestion = fmt::format(
-           "{}choose the style {}, or exclude the tensors (--exclude)",
+           "{}choose the style {}{}",
            has_known_layout ? "first separate the experts (convert --experts separate), " : "",
-           name(QuantizeStyle::unified))});
+           name(QuantizeStyle::unified),
+           quantized_.size() > stacks_.size() ? ", or exclude the tensors (--exclude)" : "")});
 }
 
 // Returns true if a reader joins the single experts that --experts separate makes of this stack.
@@ -125,29 +127,45 @@ bool Readers::has_single_experts(const std::string& stack) const {
   return chooser_.first_rule(RuleUse::split, single) == nullptr;
 }
 
-void Readers::report_unread() {
-  for (auto& [reason, unread] : unread_) {
-    auto& [advice, names] = unread;
-    std::string message = fmt::format("libraries would not read the codes of {} as codes ({}): {}",
-                                      counted(names.size(), "tensor"), reason, name_list(names));
-    warn(std::move(names), std::move(message), advice);
-  }
-}
-
-// Warns of plain tensors that a library does not find next to quantized tensors.
-void Readers::report_lost(const std::vector<std::string>& all) {
+// Adds plain tensors that a library does not find next to quantized tensors.
+void Readers::add_lost(const std::vector<std::string>& all) {
   const RuleUse use = has_reader_ ? RuleUse::lost : RuleUse::scattered;
-  std::map<const PlainRule*, std::vector<std::string>> lost;
   for (const std::string& name : all) {
     if (quantized_.contains(name)) continue;
     const PlainRule* const rule = chooser_.first_rule(use, name);
-    if (rule != nullptr) lost[rule].push_back(name);
+    if (rule == nullptr) continue;
+    Unread& unread = unread_[rule->reason];
+    unread.advice = rule->advice;
+    unread.plain.push_back(name);
   }
-  for (auto& [rule, names] : lost) {
-    std::string message =
-        fmt::format("libraries would not read {} in a quantized checkpoint ({}): {}",
-                    counted(names.size(), "plain tensor"), rule->reason, name_list(names));
-    warn(std::move(names), std::move(message), rule->advice);
+}
+
+// Adds one warning per advice, because the same advice needs no second warning.
+void Readers::report_unread() {
+  struct Group {
+    std::vector<std::string> parts;
+    std::vector<std::string> names;
+  };
+  std::map<std::pair<std::string_view, std::string_view>, Group> groups;
+  for (const auto& [reason, unread] : unread_) {
+    const auto& [advice, codes, plain] = unread;
+    std::vector<std::string> kinds;
+    if (!codes.empty()) {
+      kinds.push_back(fmt::format("the codes of {} as codes", counted(codes.size(), "tensor")));
+    }
+    if (!plain.empty()) {
+      kinds.push_back(counted(plain.size(), "plain tensor") + " in a quantized checkpoint");
+    }
+    if (kinds.empty()) continue;
+    Group& group = groups[{advice, advice.empty() ? reason : std::string_view()}];
+    group.parts.push_back(fmt::format("{} ({})", fmt::join(kinds, ", nor "), reason));
+    group.names.insert(group.names.end(), codes.begin(), codes.end());
+    group.names.insert(group.names.end(), plain.begin(), plain.end());
+  }
+  for (auto& [key, group] : groups) {
+    std::string message = fmt::format("libraries would not read {}: {}",
+                                      fmt::join(group.parts, ", nor "), folded_list(group.names));
+    warn(std::move(group.names), std::move(message), key.first);
   }
 }
 
@@ -171,7 +189,7 @@ void Readers::report_mixed(const std::vector<std::string>& all) {
   std::string message = fmt::format(
       "{} would have experts in several encodings ({}), but libraries need one encoding for all "
       "experts of a layer: {}",
-      counted(names.size(), "layer"), fmt::join(kinds, ", "), name_list(names));
+      counted(names.size(), "layer"), fmt::join(kinds, ", "), folded_list(names));
   warn(std::move(names), std::move(message), "give all experts of a layer the same encoding");
 }
 
@@ -194,7 +212,7 @@ void Readers::report_mixed_dense() {
   std::string message = fmt::format(
       "{} outside the experts would have several encodings ({}), but transformers dequantizes "
       "all of them by one scheme (dequantize=True): {}",
-      counted(names.size(), "layer"), fmt::join(encodings, ", "), name_list(names));
+      counted(names.size(), "layer"), fmt::join(encodings, ", "), folded_list(names));
   warn(std::move(names), std::move(message),
        "give these layers the same encoding, or open the folder with "
        "loadstone.transformers.from_pretrained()");

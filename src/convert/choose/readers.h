@@ -29,17 +29,19 @@ class Readers {
   void report(const std::vector<std::string>& names);
 
  private:
+  // Tensors that libraries do not read, for one reason.
   struct Unread {
     std::string_view advice = PlainRule().advice;
-    std::vector<std::string> names;
+    std::vector<std::string> codes;
+    std::vector<std::string> plain;
   };
 
   [[nodiscard]] const PlainRule* rule_for(const std::string& name, const WrittenEncoding& written,
                                           NamingStyle naming) const;
   [[nodiscard]] bool has_single_experts(const std::string& stack) const;
   void warn(std::vector<std::string> names, std::string message, std::string_view suggestion);
+  void add_lost(const std::vector<std::string>& names);
   void report_unread();
-  void report_lost(const std::vector<std::string>& names);
   void report_mixed(const std::vector<std::string>& names);
   void report_mixed_dense();
   void report_stacks();

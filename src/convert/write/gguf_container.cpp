@@ -334,9 +334,7 @@ class GgufContainer final : public Container {
       finding.severity = Severity::error;
       finding.message = "a GGUF file needs general.architecture, which the source does not specify";
       finding.suggestion = fmt::format(
-          "{}; for other programs set it with --arch NAME (metadata={{\"general.architecture\": "
-          "NAME}} in Python), for example to \"wan\" for ComfyUI",
-          own_converter);
+          "{}; for other programs, set it (--arch NAME; metadata= in Python)", own_converter);
     }
     findings.push_back(std::move(finding));
   }

@@ -139,7 +139,8 @@ def apply_rules(folder: Path, catalog: Catalog, dtype: Any) -> GgufTraced:
     """
     known = traced_rules()
     fields = config_fields(folder)
-    if Quantized(catalog).readable:  # the output file is not quantized
+    is_quantized = bool(Quantized(catalog).readable)
+    if is_quantized:  # the output file is not quantized
         fields = {key: value for key, value in fields.items() if not key.startswith(_QUANTIZATION)}
     architecture = (fields.get("architectures") or ["an unnamed architecture"])[0]
     reason = ""
@@ -169,6 +170,7 @@ def apply_rules(folder: Path, catalog: Catalog, dtype: Any) -> GgufTraced:
             architecture=architecture,
             metadata=(*replay.metadata(chosen), *entries),
             unused=unused,
+            decodes=is_quantized and bool(file_dtype(dtype)),
         )
     raise needs_converter(reason or f"loadstone has no rules for {architecture}")
 
