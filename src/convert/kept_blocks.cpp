@@ -331,19 +331,11 @@ std::vector<Finding> check_numbers(const Plan& plan, Severity severity, Separate
         {.severity = severity,
          .code = "convert.lossy",
          .target = target.name,
-<<<<<<< HEAD
          .message = fmt::format("the codes of '{}' {} {}", printable(target.name),
                                 target.shape.text(), is_nvfp4 ? nvfp4_needs : mxfp4_needs),
-         .suggestion = fmt::format(
-             "{}decode them with --dequantize, or choose a type with --quantize",
-             separate.keep_blocks(target) ? "separate the experts (--experts separate), " : "")});
-=======
-         .message = fmt::format("the codes of '{}' {} do not fill whole MXFP4 blocks of GGUF",
-                                printable(target.name), target.shape.text()),
          .suggestion =
              fmt::format("{}decode them with --dequantize, or choose a type with --quantize",
                          separate.keep_blocks(target) ? separate.advice() + ", " : std::string())});
->>>>>>> quant
   }
   return findings;
 }
