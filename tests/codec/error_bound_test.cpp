@@ -118,7 +118,8 @@ Stored stored(const Quantization& quantization, const Bytes& numbers, Dtype dtyp
     described[3] = {Dtype::f32, {256}};
   }
   const auto problem =
-      prepare_decoding(encoding.kernel, described, {rows, columns}, Dtype::f32, offset, made.form);
+      prepare_decoding(encoding.kernel, described, {rows, columns}, Dtype::f32, offset, made.form,
+                       form.group_size);
   EXPECT_FALSE(problem) << encoding.name << ": " << problem->message;
   return made;
 }
@@ -161,7 +162,7 @@ std::vector<Quantization> quantizations() {
     all.push_back({.encoding = name, .nested_offset = {}});
     if (each->is_bitsandbytes()) {
       all.push_back({.encoding = name, .dialect = "bnb-cuda", .nested_offset = {}});
-    } else {
+    } else if (!each->unified_names.empty()) {
       all.push_back({.encoding = name, .dialect = "modelopt-compat", .nested_offset = {}});
     }
     if (!each->exported_dialect.empty()) {

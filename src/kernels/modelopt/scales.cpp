@@ -67,6 +67,15 @@ float inverse_int4_scale(bool is_exact, Dtype dtype, float amax) noexcept {
   return scale;
 }
 
+float int4_group_scale(Dtype dtype, float amax) noexcept {
+  const float scale = rounded(dtype, amax / 7.5f);
+  // The library replaces a scale of 0 by the difference between 1 and the next value of the dtype.
+  if (!(scale > 0)) return dtype == Dtype::f16 ? 0x1p-10f : dtype == Dtype::bf16 ? 0x1p-7f : 0x1p-23f;
+  // -8 times the scale must be finite too.
+  const float most = dtype == Dtype::f16 ? 0x1p13f : 0x1p125f;
+  return scale < most ? scale : neighbour(dtype, most, -1);
+}
+
 // Returns true if the largest code is finite, also if files store the reciprocal of the scale.
 static bool is_finite_scale_2(const QuantizedLayout& form, float scale) noexcept {
   const float limit = most_finite(form.dtype);
