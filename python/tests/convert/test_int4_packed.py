@@ -41,7 +41,7 @@ def values(dtype: torch.dtype) -> torch.Tensor:
     rows[3:8] = (torch.arange(5 * 384).reshape(5, 384) % 61 - 30).float() / 4
     rows[4, ::32] = 7.5
     rows[9, 40] = 4000.0
-    rows[10] *= 1e-7
+    rows[10] *= 1e-5
     return rows.to(dtype)
 
 
@@ -126,6 +126,16 @@ def test_the_largest_values_stay_finite(dtype: torch.dtype) -> None:
     weight = normal(4, 128).to(dtype)
     weight[:, ::32] = -torch.finfo(dtype).max
     assert loadstone.quantize(weight, "int4-packed-32").dequantize(dtype).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_smallest_values_do_not_become_0(dtype: torch.dtype) -> None:
+    """The library would round their scale to 0, and replace it by a much larger one."""
+    smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    weight = torch.full((1, 32), smallest, dtype=torch.float64).to(dtype)
+    assert bool((weight > 0).all())
+    assert torch.equal(loadstone.quantize(weight, "int4-packed-32").dequantize(dtype), weight)
+    assert not decompressed(compressed(weight, 32), 32).any()
 
 
 @pytest.mark.parametrize("encoding", GROUPS)

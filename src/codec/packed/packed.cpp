@@ -322,8 +322,8 @@ constexpr WrittenEncoding written_as(std::string_view name, float typical_error)
           .dialects = dialects};
 }
 
-constexpr std::array written = {written_as<128>("int4-packed", 0.1104F),
-                                written_as<32>("int4-packed-32", 0.0880F)};
+constexpr std::array written = {written_as<128>("int4-packed", 0.1105F),
+                                written_as<32>("int4-packed-32", 0.0947F)};
 
 }  // namespace
 

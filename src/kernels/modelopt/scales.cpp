@@ -68,11 +68,16 @@ float inverse_int4_scale(bool is_exact, Dtype dtype, float amax) noexcept {
 }
 
 float int4_group_scale(Dtype dtype, float amax) noexcept {
+  const bool is_f16 = dtype == Dtype::f16;
+  const bool is_bf16 = dtype == Dtype::bf16;
+  // The library gives zeros the difference between 1 and the next value of the dtype.
+  if (amax == 0) return is_f16 ? 0x1p-10f : is_bf16 ? 0x1p-7f : 0x1p-23f;
   const float scale = rounded(dtype, amax / 7.5f);
-  // The library replaces a scale of 0 by the difference between 1 and the next value of the dtype.
-  if (!(scale > 0)) return dtype == Dtype::f16 ? 0x1p-10f : dtype == Dtype::bf16 ? 0x1p-7f : 0x1p-23f;
+  // For a scale that is rounded to 0, the library does the same, which makes all values 0. The
+  // smallest scale keeps them.
+  if (scale == 0) return is_f16 ? 0x1p-24f : is_bf16 ? 0x1p-133f : 0x1p-149f;
   // -8 times the scale must be finite too.
-  const float most = dtype == Dtype::f16 ? 0x1p13f : 0x1p125f;
+  const float most = is_f16 ? 0x1p13f : 0x1p125f;
   return scale < most ? scale : neighbour(dtype, most, -1);
 }
 
