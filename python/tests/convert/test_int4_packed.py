@@ -234,6 +234,17 @@ def test_codes_of_compressed_tensors_stay(
     assert (tmp_path / "one.safetensors").read_bytes() == target.read_bytes()
 
 
+@pytest.mark.parametrize("encoding", GROUPS)
+def test_a_repack_keeps_every_component(encoding: str, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    save_file(packed(CODES, signed_scales(GROUPS[encoding]).bfloat16()), source)
+    loadstone.convert(source, target, style="compressed-tensors")
+    before, after = load_file(source), load_file(target)
+    assert before.keys() == after.keys()
+    assert all(same_bits(tensor, after[name]) for name, tensor in before.items())
+    assert f"{encoding}" in run("inspect", target, "--tensors").stdout
+
+
 def test_small_groups_have_several_times_the_scale(tmp_path: Path) -> None:
     source, target = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
     scales = signed_scales(128).half()

@@ -319,6 +319,7 @@ constexpr WrittenEncoding written_as(std::string_view name, float typical_error)
           .constants = shape_of,
           .compressed = {"pack-quantized", "group", {}, group_size},
           .typical_error = typical_error,
+          .decodes_experts = true,
           .dialects = dialects};
 }
 
