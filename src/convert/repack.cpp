@@ -205,8 +205,7 @@ class Repacker {
     if (encoding.constants == nullptr) return;
     for (const auto& each : encoding.constants(tensor.quantization, shape, form.dtype)) {
       tensor.targets.push_back(fmt::format("{}.{}", module_of(target), each.suffix));
-      builder_.add(tensor.targets.back(),
-                   builder_.constant(*each.bytes, each.shape, each.dtype));
+      builder_.add(tensor.targets.back(), builder_.constant(*each.bytes, each.shape, each.dtype));
     }
   }
 

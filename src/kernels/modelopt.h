@@ -55,9 +55,9 @@ std::uint64_t encode_int4(Dtype source, bool rounds, const std::byte* numbers, s
 std::uint64_t encode_int4_rows(Dtype source, const std::byte* numbers, std::uint64_t columns,
                                std::byte* data, std::byte* scales) noexcept;
 
-// Encodes whole groups of 32 or 128, with the arithmetic of compressed-tensors: scales and quotients
-// are rounded to `source`, which is also the dtype of the stored scales. The first code of a byte is
-// in the low bits, and codes are offset by 8.
+// Encodes whole groups of 32 or 128, with the arithmetic of compressed-tensors: scales and
+// quotients are rounded to `source`, which is also the dtype of the stored scales. The first code
+// of a byte is in the low bits, and codes are offset by 8.
 std::uint64_t encode_int4_groups(Dtype source, std::uint64_t group_size, const std::byte* numbers,
                                  std::uint64_t count, std::byte* data, std::byte* scales) noexcept;
 

@@ -96,8 +96,7 @@ void store_rounded(const Stored& stored, std::span<const float> scales, StoredSc
   cast_between(dtype, Dtype::f32)
       .run(to.bytes.data(), reinterpret_cast<std::byte*>(back.data()), scales.size());
   for (std::size_t i = 0; i < scales.size(); ++i) {
-    to.fits[i] =
-        back[i] == scales[i] && (stored.has_signed_scale ? scales[i] != 0 : scales[i] > 0);
+    to.fits[i] = back[i] == scales[i] && (stored.has_signed_scale ? scales[i] != 0 : scales[i] > 0);
   }
 }
 

@@ -117,9 +117,8 @@ TEST(WrittenEncodings, AreListedWithDialectsThatTheyHaveAndNoOther) {
     ASSERT_EQ(written == nullptr, each.dialects.empty()) << each.name;
     if (written == nullptr) continue;
     QuantizedLayout form;
-    for (const std::string_view dialect :
-         {"exact", "modelopt-compat", "modelopt-export", "bnb-cpu", "bnb-cuda", "ggml",
-          "compressed-tensors"}) {
+    for (const std::string_view dialect : {"exact", "modelopt-compat", "modelopt-export", "bnb-cpu",
+                                           "bnb-cuda", "ggml", "compressed-tensors"}) {
       Quantization quantization = quantization_of(*written);
       quantization.dialect = dialect;
       EXPECT_EQ(!prepare_quantization(quantization, {256, 512}, Dtype::bf16, form),

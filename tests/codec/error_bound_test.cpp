@@ -117,9 +117,8 @@ Stored stored(const Quantization& quantization, const Bytes& numbers, Dtype dtyp
     made.parts[3].assign(map.begin(), map.end());
     described[3] = {Dtype::f32, {256}};
   }
-  const auto problem =
-      prepare_decoding(encoding.kernel, described, {rows, columns}, Dtype::f32, offset, made.form,
-                       form.group_size);
+  const auto problem = prepare_decoding(encoding.kernel, described, {rows, columns}, Dtype::f32,
+                                        offset, made.form, form.group_size);
   EXPECT_FALSE(problem) << encoding.name << ": " << problem->message;
   return made;
 }

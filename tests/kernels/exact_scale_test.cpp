@@ -337,7 +337,7 @@ TEST(ExactScale, IntegersReachTheirNegativeLimit) {
   EXPECT_FALSE(scale_of(q8, {128.0f, -127.0f}));  // its scales are positive
   EXPECT_EQ(scale_of(packed, {8 * 0.3f, -7 * 0.3f}), -0.3f);
   EXPECT_EQ(scale_of(packed, {-8 * 0.3f, 7 * 0.3f}), 0.3f);
-  EXPECT_FALSE(scale_of(q4_0, {0x1p-25f}));       // below the smallest F16
+  EXPECT_FALSE(scale_of(q4_0, {0x1p-25f}));  // below the smallest F16
   EXPECT_EQ(scale_of(q4_0, {7 * 0x1p-24f, 0x1p-24f}), 0x1p-24f);
 }
 

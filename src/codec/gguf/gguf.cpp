@@ -135,8 +135,8 @@ class BlockDecoder final : public Decoder {
     }
     for (std::uint64_t i = 0; i * run.per_scale < count; ++i) {
       const std::byte* const block = blocks + i * run.per_scale / size * block_.bytes;
-      scales[i] = scale_bytes == 1 ? number::load<Dtype::f8_e8m0>(block)
-                                   : number::load<Dtype::f16>(block);
+      scales[i] =
+          scale_bytes == 1 ? number::load<Dtype::f8_e8m0>(block) : number::load<Dtype::f16>(block);
     }
     return 1;
   }

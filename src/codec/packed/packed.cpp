@@ -1,5 +1,5 @@
-// Recognises and decodes integers that compressed-tensors packs in words, and writes those of 4 bits.
-// See docs/formats/compressed-tensors.md
+// Recognises and decodes integers that compressed-tensors packs in words, and writes those of 4
+// bits. See docs/formats/compressed-tensors.md
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -297,7 +297,9 @@ std::vector<ConstantComponent> shape_of(const Quantization& /*quantization*/, co
   const std::array extents = {static_cast<std::int64_t>(shape[0]),
                               static_cast<std::int64_t>(shape[1])};
   const auto bytes = std::as_bytes(std::span(extents));
-  return {{"weight_shape", {extents.size()}, Dtype::i64,
+  return {{"weight_shape",
+           {extents.size()},
+           Dtype::i64,
            std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end())}};
 }
 

@@ -16,8 +16,8 @@ namespace loadstone::scaled {
 [[nodiscard]] std::optional<float> exact_scale_of(const QuantizedLayout& form,
                                                   const BlockValues& values) noexcept;
 
-// Each function replaces the blocks that have an exact scale: of a row, of `count` values, or of two
-// rows.
+// Each function replaces the blocks that have an exact scale: of a row, of `count` values, or of
+// two rows.
 void encode_nvfp4_exactly(float scale_2, const float* numbers, std::uint64_t columns,
                           std::byte* data, std::byte* scales) noexcept;
 void encode_int4_exactly(const float* numbers, std::uint64_t count, std::byte* data,

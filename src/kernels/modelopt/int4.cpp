@@ -1,6 +1,6 @@
 // Encodes int4 in two layouts of ModelOpt and in that of compressed-tensors. A model that ModelOpt
-// compressed has inverse scales and two neighbours per byte, the first in the high bits. A model that
-// it exported has two rows per byte.
+// compressed has inverse scales and two neighbours per byte, the first in the high bits. A model
+// that it exported has two rows per byte.
 #include <algorithm>
 #include <array>
 

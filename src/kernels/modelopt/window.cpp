@@ -213,8 +213,8 @@ std::uint64_t encode_groups(const Encoded& cut) {
   const auto good = encode_int4_groups(form.dtype, form.group_size, cut.numbers, count,
                                        cut.parts[0], cut.parts[1]);
   if (form.exact_first) {
-    scaled::encode_int4_groups_exactly(form.group_size, floats_at(cut.numbers), count,
-                                       cut.parts[0], cut.parts[1]);
+    scaled::encode_int4_groups_exactly(form.group_size, floats_at(cut.numbers), count, cut.parts[0],
+                                       cut.parts[1]);
   }
   return good;
 }
