@@ -22,7 +22,7 @@ import lossless_cells as cells  # noqa: E402
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        sources = {each: cells.normal_source(folder / each, each) for each in cells.SOURCES}
+        sources = {each: cells.normal_source(folder / each, each) for each in cells.ENCODINGS}
         tables = [
             cells.table(sources, targets, folder) for targets in (cells.FOLDERS, cells.BLOCKS)
         ]

@@ -39,15 +39,14 @@ struct Words {
 Words words_of(std::string_view encoding, const Family& family) {
   const WrittenEncoding* written = find_written_encoding(encoding);
   const bool is_written = written != nullptr;
-  if (!is_written && family.method == "compressed-tensors") {
-    return {.format = packed_format, .code_type = "int"};
-  }
   if (!is_written && !family.written.empty()) written = &family.written.front();
   if (written == nullptr) return {};
-  const bool has_block = is_written && !written->takes_block_size;
+  const bool takes_groups = find_decode_kernel(written->kernel)->takes_group_size;
+  const bool is_uniform = is_written && !takes_groups;
+  const bool has_block = is_uniform && !written->takes_block_size;
   return {.format = written->compressed.format,
           .code_type = written->code_type,
-          .strategy = is_written ? written->compressed.strategy : std::string_view(),
+          .strategy = is_uniform ? written->compressed.strategy : std::string_view(),
           .bits = written->code_type == "float" ? written->bits : 0,  // int8 may store fewer bits
           .group_size = has_block ? written->compressed.group_size : 0};
 }

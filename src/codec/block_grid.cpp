@@ -120,9 +120,8 @@ Fidelity fidelity_of_scales(const BlockGrid& from, const BlockGrid& to, bool is_
   const bool is_half = to.scale == Dtype::f16 || to.scale == Dtype::bf16;
   const bool is_f32 = to.scale == Dtype::f32 && to.product == BlockProduct::code_times_scale &&
                       from.product == BlockProduct::code_times_scale;
-  // Signed scales can be negative. Encoders write negative scales in F16 only.
   const bool is_signed = from.scale != Dtype::f8_e8m0 && from.scale != Dtype::f8_e4m3;
-  const bool may_flip = is_signed && to.scale != Dtype::f16 && !is_mirrored(to, from);
+  const bool may_flip = is_signed && !to.has_signed_scales && !is_mirrored(to, from);
   // A minimum may exceed the range of its dtype even if the scale does not.
   const bool is_kept = (is_f32 || is_same) && !to.has_minimum;
   if (is_within && is_kept && !shares && !may_flip) return Fidelity::exact;

@@ -28,8 +28,9 @@ struct BlockGrid {
   // Dtype of the scales. F8_E4M3: scales are codes themselves, times a scale of the matrix.
   Dtype scale = Dtype::f32;
   BlockProduct product = BlockProduct::code_times_scale;
-  bool divides_scales = false;  // F8_E4M3: the scale of the matrix divides the others
-  std::uint64_t rows = 1;       // of a block; may exceed those of the matrix
+  bool divides_scales = false;     // F8_E4M3: the scale of the matrix divides the others
+  bool has_signed_scales = false;  // true if encoders may write negative scales
+  std::uint64_t rows = 1;          // of a block; may exceed those of the matrix
   std::uint64_t columns = 1;
   // Each block also has a minimum of the scale's dtype, which is added: the codes are 0, 1 ...
   bool has_minimum = false;

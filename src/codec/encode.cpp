@@ -140,7 +140,9 @@ std::optional<BlockGrid> exact_grid(const Quantization& quantization, const Shap
   for (const QuantizedPart& part : form.parts) parts.push_back({part.dtype, part.shape});
   if (encoding.is_gguf()) parts[0] = {form.block, shape};
   PreparedDecoder decoder;
-  if (prepare_decoding(encoding.kernel, parts, shape, Dtype::f32, 0, decoder)) return std::nullopt;
+  if (prepare_decoding(encoding.kernel, parts, shape, Dtype::f32, 0, decoder, form.group_size)) {
+    return std::nullopt;
+  }
   return decoder.decoder->grid();
 }
 

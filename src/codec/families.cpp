@@ -48,12 +48,11 @@ bool is_own_method(std::string_view method) noexcept {
 }
 
 bool is_compressed_format(std::string_view format) noexcept {
-  const auto has = [&](const Family* family) {
+  return std::ranges::any_of(all, [&](const Family* family) {
     return std::ranges::any_of(family->written, [&](const WrittenEncoding& each) {
       return !format.empty() && each.compressed.format == format;
     });
-  };
-  return format == packed_format || std::ranges::any_of(all, has);
+  });
 }
 
 bool has_known_layouts(std::string_view method) noexcept {

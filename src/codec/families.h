@@ -53,9 +53,6 @@ struct Family {
 // other programs, whose codes may belong to any family.
 [[nodiscard]] bool is_own_method(std::string_view method) noexcept;
 
-// The format of packed integers in compressed-tensors' configs.
-inline constexpr std::string_view packed_format = "pack-quantized";
-
 // Returns true for a format of compressed-tensors that a family reads.
 [[nodiscard]] bool is_compressed_format(std::string_view format) noexcept;
 

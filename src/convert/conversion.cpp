@@ -346,6 +346,7 @@ static std::string usual_stem(const Catalog& catalog, std::string_view config) {
 static ConvertOptions settled(const Catalog& catalog, ConvertOptions options) {
   std::ranges::stable_partition(options.quantize.formats,
                                 [](const QuantizeFormat& each) { return !each.pattern.empty(); });
+  if (!options.quantize.style) options.quantize.style = only_style(options.quantize);
   ModelFolder& folder = options.folder;
   if (!folder.config.empty() || !folder.files.empty()) return options;
   const auto& models = catalog.checkpoints();

@@ -211,6 +211,11 @@ class Repacker {
       tensor.targets.push_back(component_name(target, i, suffix));
       builder_.add(tensor.targets.back(), values[i]);
     }
+    if (encoding.constants == nullptr) return;
+    for (const auto& each : encoding.constants(tensor.quantization, shape, form.dtype)) {
+      tensor.targets.push_back(fmt::format("{}.{}", module_of(target), each.suffix));
+      builder_.add(tensor.targets.back(), builder_.constant(*each.bytes, each.shape, each.dtype));
+    }
   }
 
   void refuse(const std::string& target, const Shape& shape, std::string_view encoding,

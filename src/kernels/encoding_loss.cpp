@@ -72,6 +72,8 @@ std::uint64_t block_columns(const QuantizedLayout& form) noexcept {
     case QuantizeKind::int4:
     case QuantizeKind::int4_awq:
       return scaled::int4_block;
+    case QuantizeKind::int4_packed:
+      return form.group_size;
     case QuantizeKind::nvfp4:
     case QuantizeKind::nvfp4_gguf:
       return scaled::nvfp4_block;

@@ -273,7 +273,7 @@ bool visit_near(const BlockArithmetic& block, float ratio, float code, float mos
       // The ratio is rounded, so the scale may be one of its neighbours.
       for (const std::uint32_t near : {bits, bits + 1, bits - 1}) {
         const float scale = std::bit_cast<float>(near);
-        if (scale > 0 && decodes(scale) && visit(scale)) return true;
+        if (scale != 0 && decodes(scale) && visit(scale)) return true;
       }
       return false;
     case Dtype::f16:
@@ -321,7 +321,7 @@ std::size_t exact_scales(const BlockArithmetic& block, const BlockValues& values
   };
   for (const float code : tops_of(block)) {
     float ratio = block.is_inverse ? code / extreme : extreme / code;
-    if (ratio < 0 && block.scale != Dtype::f16) {
+    if (ratio < 0 && !block.has_signed_scale) {
       if (code < 0) continue;  // the set has no such positive code
       ratio = -ratio;
     }

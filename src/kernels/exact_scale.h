@@ -21,11 +21,11 @@ enum class CodeSet : std::uint8_t { e4m3, e2m1, int4, int5, int8, iq4 };
 // The arithmetic of a block: value = code * scale, or code / scale if `is_inverse`.
 struct BlockArithmetic {
   CodeSet codes = CodeSet::e4m3;
-  // Dtype of the stored scale: F32, F16 (which may be negative), F8_E8M0, or F8_E4M3, which is
-  // multiplied by `outer` first.
+  // Dtype of the stored scale: F32, F16, F8_E8M0, or F8_E4M3, which is multiplied by `outer` first.
   Dtype scale = Dtype::f32;
   float outer = 1;
   bool is_inverse = false;
+  bool has_signed_scale = false;  // true if the scale may be negative
 };
 
 // The values of a block: rows of a larger matrix. The distance between rows is `stride` values.

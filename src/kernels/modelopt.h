@@ -55,11 +55,18 @@ std::uint64_t encode_int4(Dtype source, bool rounds, const std::byte* numbers, s
 std::uint64_t encode_int4_rows(Dtype source, const std::byte* numbers, std::uint64_t columns,
                                std::byte* data, std::byte* scales) noexcept;
 
+// Encodes whole groups of 32 or 128, with the arithmetic of compressed-tensors: scales and
+// quotients are rounded to `source`, which is also the dtype of the stored scales. The first code
+// of a byte is in the low bits, and codes are offset by 8.
+std::uint64_t encode_int4_groups(Dtype source, std::uint64_t group_size, const std::byte* numbers,
+                                 std::uint64_t count, std::byte* data, std::byte* scales) noexcept;
+
 // Encodings of 4-bit codes.
 // e2m1: value = code * scale; the first code of a byte is in the low bits.
 // offset: value = (code - 8) / inverse scale; the first code of a byte is in the high bits.
+// packed: value = (code - 8) * scale; the first code of a byte is in the low bits.
 // twos: value = code in two's complement * scale; only decode_int4_rows() supports it.
-enum class FourBit : std::uint8_t { e2m1, offset, twos };
+enum class FourBit : std::uint8_t { e2m1, offset, packed, twos };
 // Decodes the values [begin, end), which share a scale. `data` begins with the byte that contains
 // value `begin`. `type` must not be twos.
 void decode_four_bit(FourBit type, float scale, const std::byte* data, std::uint64_t begin,

@@ -23,6 +23,7 @@ struct Stored {
   float most;               // largest magnitude of a code
   bool has_halves = false;  // two codes per byte
   bool has_nan = false;     // codes in F8_E4M3
+  bool has_signed_scale = false;
 };
 
 std::optional<Stored> stored_by(const QuantizedLayout& form) noexcept {
@@ -42,9 +43,11 @@ std::optional<Stored> stored_by(const QuantizedLayout& form) noexcept {
       return Stored{Dtype::f32, 128};
     case QuantizeKind::gguf_blocks:
       if (form.block == BlockFormat::mxfp4) return Stored{Dtype::f8_e8m0, 6, true};
-      if (form.block == BlockFormat::q4_0) return Stored{Dtype::f16, 8, true};
-      if (form.block == BlockFormat::q8_0) return Stored{Dtype::f16, 128};
+      if (form.block == BlockFormat::q4_0) return Stored{Dtype::f16, 8, true, false, true};
+      if (form.block == BlockFormat::q8_0) return Stored{Dtype::f16, 128, false, false, true};
       break;
+    case QuantizeKind::int4_packed:
+      return Stored{Dtype::f32, 8, true, false, true};
     case QuantizeKind::int4:
     case QuantizeKind::int4_awq:
     case QuantizeKind::bnb4:
@@ -85,15 +88,15 @@ void store_e4m3(std::span<const float> scales, StoredScales& to) noexcept {
   }
 }
 
-void store_rounded(Dtype dtype, std::span<const float> scales, StoredScales& to) noexcept {
+void store_rounded(const Stored& stored, std::span<const float> scales, StoredScales& to) noexcept {
+  const Dtype dtype = stored.scale;
   std::array<float, moved_scales_max> back;
   cast_between(Dtype::f32, dtype)
       .run(reinterpret_cast<const std::byte*>(scales.data()), to.bytes.data(), scales.size());
   cast_between(dtype, Dtype::f32)
       .run(to.bytes.data(), reinterpret_cast<std::byte*>(back.data()), scales.size());
-  // Only scales in F16 may be negative.
   for (std::size_t i = 0; i < scales.size(); ++i) {
-    to.fits[i] = back[i] == scales[i] && (dtype == Dtype::f16 ? scales[i] != 0 : scales[i] > 0);
+    to.fits[i] = back[i] == scales[i] && (stored.has_signed_scale ? scales[i] != 0 : scales[i] > 0);
   }
 }
 
@@ -105,7 +108,7 @@ StoredScales stored_scales(const Stored& stored, const MovedRun& run) noexcept {
   } else if (stored.scale == Dtype::f8_e4m3) {
     store_e4m3(scales, to);
   } else {
-    store_rounded(stored.scale, scales, to);
+    store_rounded(stored, scales, to);
   }
   // Every decoded value must be finite.
   const float most = stored.most * run.outer;

@@ -69,6 +69,17 @@ inline void from_gguf_16(const std::byte* codes, std::byte* to) noexcept {
   std::memcpy(to, &made, sizeof(made));
 }
 
+// Converts codes in two's complement, one per byte, to codes plus 8, two per byte. `count` is even.
+inline void from_row_pair(const std::byte* from, std::uint64_t count, bool is_high,
+                          std::byte* to) noexcept {
+  const int shift = is_high ? 4 : 0;
+  for (std::uint64_t i = 0; i < count; i += 2) {
+    const std::byte low = from[i] >> shift & std::byte{15};
+    const std::byte high = from[i + 1] >> shift << 4;
+    to[i / 2] = (low | high) ^ std::byte{0x88};
+  }
+}
+
 // Exchanges the two codes of each byte.
 inline void swap_halves(const std::byte* codes, std::uint64_t bytes, std::byte* to) noexcept {
   for (std::uint64_t i = 0; i < bytes; ++i) to[i] = codes[i] << 4 | codes[i] >> 4;

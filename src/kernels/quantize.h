@@ -28,6 +28,7 @@ enum class QuantizeKind : std::uint8_t {
   int8_channel,
   int4,
   int4_awq,
+  int4_packed,  // in words, as compressed-tensors stores it
   nvfp4,
   nvfp4_gguf,  // in the blocks of GGUF
   mxfp4,
@@ -48,6 +49,7 @@ enum class QuantizeKind : std::uint8_t {
     case QuantizeKind::int8_channel:
     case QuantizeKind::int4:
     case QuantizeKind::int4_awq:
+    case QuantizeKind::int4_packed:
     case QuantizeKind::nvfp4:
     case QuantizeKind::nvfp4_gguf:
     case QuantizeKind::mxfp4:
@@ -72,6 +74,7 @@ struct QuantizedLayout {
   std::uint64_t columns = 1;          // columns of a row
   std::uint64_t rows = 1;             // rows of a matrix
   std::uint64_t stack = 1;            // number of matrices
+  std::uint64_t group_size = 0;       // int4_packed: values per scale
   std::uint64_t scratch_bytes = 0;    // kept from the first window to finish_quantized()
   // True if measure_window() must find the largest magnitude of each matrix before its first
   // window.

@@ -46,7 +46,7 @@ TEST(WrittenEncodings, HaveNamesOfTheirOwn) {
     EXPECT_EQ(find_written_encoding(each->name), each);
     EXPECT_THAT(written_encoding_names(), Contains(each->name));
   }
-  EXPECT_EQ(names.size(), 35u);
+  EXPECT_EQ(names.size(), 37u);
   EXPECT_EQ(find_written_encoding("nf5"), nullptr);
   EXPECT_EQ(find_written_encoding(""), nullptr);
 }
@@ -117,8 +117,8 @@ TEST(WrittenEncodings, AreListedWithDialectsThatTheyHaveAndNoOther) {
     ASSERT_EQ(written == nullptr, each.dialects.empty()) << each.name;
     if (written == nullptr) continue;
     QuantizedLayout form;
-    for (const std::string_view dialect :
-         {"exact", "modelopt-compat", "modelopt-export", "bnb-cpu", "bnb-cuda", "ggml"}) {
+    for (const std::string_view dialect : {"exact", "modelopt-compat", "modelopt-export", "bnb-cpu",
+                                           "bnb-cuda", "ggml", "compressed-tensors"}) {
       Quantization quantization = quantization_of(*written);
       quantization.dialect = dialect;
       EXPECT_EQ(!prepare_quantization(quantization, {256, 512}, Dtype::bf16, form),
@@ -126,7 +126,7 @@ TEST(WrittenEncodings, AreListedWithDialectsThatTheyHaveAndNoOther) {
           << each.name << " " << dialect;
     }
   }
-  EXPECT_EQ(listed.size(), 47u);
+  EXPECT_EQ(listed.size(), 48u);
   for (const WrittenEncoding* const each : written_encodings()) {
     EXPECT_TRUE(listed.contains(each->name)) << each->name;
   }

@@ -243,9 +243,9 @@ class Conversions {
 void add_encodings(Conversions& all) {
   constexpr auto unified = QuantizeStyle::unified;
   constexpr auto compressed = QuantizeStyle::compressed_tensors;
-  const std::vector<std::string> encodings = {"fp8",   "fp8-channel", "fp8-block",    "mxfp8",
-                                              "nvfp4", "mxfp4",       "int4",         "int4-awq",
-                                              "nf4",   "fp4",         "int8-channel", "int8"};
+  const std::vector<std::string> encodings = {
+      "fp8",      "fp8-channel", "fp8-block", "mxfp8",        "nvfp4", "mxfp4",      "int4",
+      "int4-awq", "nf4",         "fp4",       "int8-channel", "int8",  "int4-packed"};
   for (const std::string& encoding : encodings) {
     all.write(encoding, "moe", {quantized(encoding)});
     all.write(encoding + "-compressed", "moe", {quantized(encoding, compressed)});

@@ -43,6 +43,8 @@ const std::vector<Case>& cases() {
       {"fp8-block", {3, 130, 131}},
       {"int8-channel", {3, 19, 77}},
       {"int4", {2, 6, 192}},
+      {"int4-packed", {5, 384}},
+      {"int4-packed-32", {3, 96}},
       {"int4-awq", {3, 10, 256}},
       {"nvfp4", {3, 20, 48}},
       {"nvfp4", {2, 21, 37}},
@@ -324,14 +326,18 @@ TEST(ExactScale, OfSpecialBlocks) {
 }
 
 TEST(ExactScale, IntegersReachTheirNegativeLimit) {
-  constexpr BlockArithmetic q4_0 = {CodeSet::int4, Dtype::f16};
+  constexpr BlockArithmetic q4_0 = {
+      .codes = CodeSet::int4, .scale = Dtype::f16, .has_signed_scale = true};
+  constexpr BlockArithmetic packed = {.codes = CodeSet::int4, .has_signed_scale = true};
   constexpr BlockArithmetic q8 = {.codes = CodeSet::int8};
   EXPECT_EQ(scale_of(q4_0, {-8.0f, 7.0f}), 1.0f);
   EXPECT_EQ(scale_of(q4_0, {8.0f, -7.0f}), -1.0f);
   EXPECT_FALSE(scale_of(q4_0, {8.0f, -8.0f, 7.0f}));
   EXPECT_EQ(scale_of(q8, {-128.0f, 127.0f}), 1.0f);
-  EXPECT_FALSE(scale_of(q8, {128.0f, -127.0f}));  // F32 scales are positive
-  EXPECT_FALSE(scale_of(q4_0, {0x1p-25f}));       // below the smallest F16
+  EXPECT_FALSE(scale_of(q8, {128.0f, -127.0f}));  // its scales are positive
+  EXPECT_EQ(scale_of(packed, {8 * 0.3f, -7 * 0.3f}), -0.3f);
+  EXPECT_EQ(scale_of(packed, {-8 * 0.3f, 7 * 0.3f}), 0.3f);
+  EXPECT_FALSE(scale_of(q4_0, {0x1p-25f}));  // below the smallest F16
   EXPECT_EQ(scale_of(q4_0, {7 * 0x1p-24f, 0x1p-24f}), 0x1p-24f);
 }
 

@@ -39,7 +39,8 @@ const std::vector<Case>& cases() {
       {"q8_0", 32, Dtype::f16, 8, 0x80},        {"mxfp8", 32, Dtype::f8_e8m0, 8, 0x7e},
       {"fp8", 0, Dtype::f32, 8, 0x7e},          {"fp8-channel", 0, Dtype::f32, 8, 0x7e},
       {"fp8-block", 128, Dtype::f32, 8, 0x7e},  {"int8-channel", 0, Dtype::f32, 8, 0x7f},
-      {"nvfp4-gguf", 16, Dtype::f8_e4m3, 4, 7},
+      {"nvfp4-gguf", 16, Dtype::f8_e4m3, 4, 7}, {"int4-packed", 128, Dtype::f32, 4, 0},
+      {"int4-packed-32", 32, Dtype::f32, 4, 0},
   };
   return all;
 }
@@ -55,7 +56,7 @@ QuantizedLayout layout_of(const std::string& encoding, const Shape& shape) {
 
 float value_of(const Case& one, unsigned code) {
   constexpr std::array<float, 8> e2m1 = {0, 0.5F, 1, 1.5F, 2, 3, 4, 6};
-  if (one.encoding == "q4_0") return static_cast<float>(code) - 8;
+  if (one.bits == 4 && one.top == 0) return static_cast<float>(code) - 8;
   if (one.bits == 4) return code < 8 ? e2m1.at(code) : -e2m1.at(code - 8);
   const auto byte = static_cast<std::byte>(code);
   float value = 0;

@@ -51,6 +51,8 @@ const std::vector<Case>& cases() {
       {"int4", {2, 6, 192}},
       {"int4", {64, 66}, "modelopt-compat"},
       {"int4-awq", {3, 10, 256}},
+      {"int4-packed", {37, 384}, "compressed-tensors"},
+      {"int4-packed-32", {41, 96}, "compressed-tensors"},
       {"nvfp4", {3, 20, 48}},
       {"nvfp4", {2, 21, 37}},
       {"nvfp4", {70, 64}, "modelopt-compat"},

@@ -91,7 +91,8 @@ def quantize(
     allow_non_finite: bool = False,
     amax: float | Sequence[float] | torch.Tensor | None = None,
 ) -> Quantized:
-    """Quantize a tensor to an encoding of bitsandbytes or ModelOpt, or an MX format of the OCP.
+    """Quantize a tensor to an encoding of bitsandbytes, ModelOpt or compressed-tensors, or an MX
+    format of the OCP.
 
     >>> unit = loadstone.quantize(weight, "nf4", block_size=64)
     >>> weight = unit.dequantize(torch.bfloat16)
@@ -100,15 +101,17 @@ def quantize(
         tensor: float32, bfloat16 or float16, on the CPU, with any strides.
         encoding: the name, in any case: ``"nf4"``, ``"fp4"``, ``"int8"``; ``"fp8"``,
             ``"fp8-channel"``, ``"fp8-block"``, ``"int8-channel"``, ``"int4"``, ``"int4-awq"``,
-            ``"nvfp4"``, ``"mxfp4"``, ``"mxfp8"``. All dimensions except the last two are a stack of
-            matrices.
+            ``"int4-packed"``, ``"int4-packed-32"``, ``"nvfp4"``, ``"mxfp4"``, ``"mxfp8"``. All
+            dimensions except the last two are a stack of matrices, which ``"int4-packed"`` does
+            not support.
         block_size: elements per scale for nf4 and fp4: 32, 64, 128 ... 4096.
         nested: quantize the scales of nf4 and fp4 as well (double quantization).
         nested_offset: value that is subtracted from the scales before ``nested`` quantizes them.
             ``None``: the scales' mean, summed in float64 and rounded once; the mean that
             bitsandbytes computes depends on the number of threads.
         dialect: for nf4, fp4 and int8 ``"bnb-cpu"`` (the default) or ``"bnb-cuda"``, which differ
-            in ties, in signs of zero and in blocks of zeros. For other encodings ``"exact"`` (the
+            in ties, in signs of zero and in blocks of zeros. ``"int4-packed"`` has the dialect
+            ``"compressed-tensors"`` only. For other encodings ``"exact"`` (the
             default: scales in F32, one rounding), ``"modelopt-compat"`` (the bytes of a model that
             ModelOpt compressed) and, for fp8, ``"modelopt-export"``.
         allow_non_finite: encode non-finite values. In encodings of bitsandbytes they spoil their

@@ -1,4 +1,5 @@
-"""Quantize and dequantize tensors in memory: encodings of NVIDIA ModelOpt, and MX formats."""
+"""Quantize and dequantize tensors in memory: encodings of NVIDIA ModelOpt and compressed-tensors,
+and MX formats."""
 
 from __future__ import annotations
 
@@ -12,7 +13,11 @@ from loadstone._base.dtypes import dtype_name, torch_dtype
 from loadstone._base.errors import new_error
 from loadstone._model.tensor_memory import bytes_of
 
-ENCODINGS = tuple(name for name, dialects in _core.DIALECTS.items() if "exact" in dialects)
+ENCODINGS = tuple(
+    name
+    for name, dialects in _core.DIALECTS.items()
+    if {"exact", "compressed-tensors"} & set(dialects)
+)
 # Encodings with one scale for a whole matrix.
 WHOLE = ("fp8", "nvfp4")
 
@@ -48,7 +53,8 @@ def decode(
     # Scales of a dtype other than F32 have the dtype of the original tensor.
     scale = dtype_name(parts["scale"].dtype) if "scale" in parts else ""
     source = scale if scale in ("F16", "BF16") else "F32"
-    dialect = "exact" if source == "F32" else "modelopt-compat"
+    dialects = _core.DIALECTS[encoding]
+    dialect = dialects[0] if source == "F32" or len(dialects) == 1 else "modelopt-compat"
     extents = list(shape)
     rows = _core.scaled.parts_of(encoding, dialect, extents, source)
     components = _check_parts(parts, rows)

@@ -21,15 +21,14 @@ SHAPE = (128, 1024)
 ARCH = {"general.architecture": "none"}
 FOLDERS = (
     *("nvfp4", "mxfp4", "mxfp8", "fp8", "fp8-channel", "fp8-block"),
-    *("int4", "int4-awq", "int8-channel", "nf4", "fp4", "int8"),
+    *("int4", "int4-awq", "int4-packed", "int4-packed-32", "int8-channel"),
+    *("nf4", "fp4", "int8"),
 )
 BLOCKS = (
     *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"),
     *("iq3_s", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0", "mxfp4-gguf", "nvfp4-gguf"),
 )
 ENCODINGS = (*FOLDERS, *BLOCKS)
-PACKED = "int4-packed"  # which loadstone only reads
-SOURCES = (*FOLDERS, PACKED, *BLOCKS)
 FIDELITIES = ("exact", "exact where scales fit", "lossy")
 
 
@@ -88,32 +87,13 @@ def decoded(path: Path) -> dict[str, torch.Tensor]:
 
 def normal_source(folder: Path, encoding: str) -> Source:
     """Write normally distributed values in an encoding."""
-    if encoding == PACKED:
-        return packed_source(folder)
     folder.mkdir(parents=True)
     plain = folder / "plain.safetensors"
-    save_file({NAME: normal_values()}, plain)
+    values = normal_values()
+    # Scales of int4-packed have the dtype of the values, which is usually BF16.
+    save_file({NAME: values.bfloat16() if "packed" in encoding else values}, plain)
     path = target_path(folder, encoding)
     convert(plain, path, encoding)
-    return Source(path, decoded(path))
-
-
-def packed_source(folder: Path) -> Source:
-    """Write normal values as compressed-tensors' int4 in groups of 32, with BF16 scales."""
-    folder.mkdir(parents=True)
-    rows, columns = SHAPE
-    groups = normal_values().reshape(rows, -1, 32)
-    scales = (groups.abs().amax(-1) / 7).bfloat16()
-    codes = (groups / scales.float()[..., None]).round().clamp(-8, 7).reshape(rows, columns // 8, 8)
-    words = ((codes.long() + 8) << (4 * torch.arange(8))).sum(-1)
-    module = NAME.removesuffix(".weight")
-    path = folder / "packed.safetensors"
-    stored = {
-        f"{module}.weight_packed": torch.where(words >= 2**31, words - 2**32, words).int(),
-        f"{module}.weight_scale": scales,
-        f"{module}.weight_shape": torch.tensor(SHAPE),
-    }
-    save_file(stored, path)
     return Source(path, decoded(path))
 
 

@@ -149,11 +149,14 @@ def add_awq(
     inputs: int = 256,
     outputs: int = 64,
     dtype: torch.dtype = torch.float16,
+    is_symmetric: bool = False,
 ) -> None:
     """Add a linear layer: codes and zero points are packed along the outputs, in AWQ's order."""
     size = inputs if group_size == -1 else group_size
     codes = made.integers(0, 16, inputs, outputs)
     zeros = made.integers(0, 16, inputs // size, outputs)
+    if is_symmetric:
+        zeros = torch.full(zeros.shape, 8)
     scales = made.uniform(0.001, 0.02, inputs // size, outputs).to(dtype)
     each = torch.arange(inputs) // size
     components = {

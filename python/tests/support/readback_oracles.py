@@ -152,6 +152,8 @@ def _compressed(tensors: Tensors, section: dict[str, Any]) -> Tensors:
         at = next(i for i, scheme in enumerate(schemes) if _is_target(scheme, module))
         prefix = f"{module}."
         stored = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        if layouts[at] == "pack-quantized":  # its compressor computes in the dtype of the scales
+            stored["weight_scale"] = stored["weight_scale"].to(F32)
         compressor = BaseCompressor.get_value_from_registry(layouts[at])
         numbers = compressor.decompress(stored, schemes[at])["weight"]
         if "weight_global_scale" in stored:

@@ -63,15 +63,13 @@ std::span<const float> codes_of(BlockFormat format) noexcept {
 }
 
 std::optional<BlockGrid> grid_of(BlockFormat format) {
-  BlockGrid grid = {.codes = codes_of(format), .scale = Dtype::f16};
+  BlockGrid grid = {.codes = codes_of(format), .scale = Dtype::f16, .has_signed_scales = true};
   if (grid.codes.empty()) return std::nullopt;
   grid.columns = layout(format).elements;
   if (format == BlockFormat::tq2_0) grid.symmetric_codes = integer_codes(-1, 1);
   grid.has_minimum = format == BlockFormat::q4_1 || format == BlockFormat::q5_1;
-  if (format == BlockFormat::mxfp4) {
-    grid.scale = Dtype::f8_e8m0;
-    grid.gives_codes = true;
-  }
+  grid.gives_codes = format == BlockFormat::mxfp4 || format == BlockFormat::q4_0;
+  if (format == BlockFormat::mxfp4) grid.scale = Dtype::f8_e8m0;
   if (format == BlockFormat::nvfp4) {
     grid.scale = Dtype::f8_e4m3;
     grid.columns = scaled::nvfp4_block;
@@ -124,19 +122,21 @@ class BlockDecoder final : public Decoder {
     }
   }
 
-  // Supports MXFP4 only. The run consists of whole blocks.
+  // Supports MXFP4 and Q4_0, in which a scale precedes 32 codes. The run consists of whole blocks.
   float take_codes(ByteRange range, const CodeRun& run, std::span<const std::byte* const> parts,
                    std::byte* codes, float* scales) const noexcept override {
     const std::uint64_t size = block_.elements;
     const std::byte* const blocks =
         parts[0] + (run.begin / size - range.begin / size) * block_.bytes;
     const std::uint64_t count = run.end - run.begin;
+    const std::uint64_t scale_bytes = block_.bytes - size / 2;
     for (std::uint64_t i = 0; i * size < count; ++i) {
-      nibbles::from_gguf(blocks + i * block_.bytes + 1, codes + i * size / 2);
+      nibbles::from_gguf(blocks + i * block_.bytes + scale_bytes, codes + i * size / 2);
     }
     for (std::uint64_t i = 0; i * run.per_scale < count; ++i) {
       const std::byte* const block = blocks + i * run.per_scale / size * block_.bytes;
-      scales[i] = number::load<Dtype::f8_e8m0>(block);
+      scales[i] =
+          scale_bytes == 1 ? number::load<Dtype::f8_e8m0>(block) : number::load<Dtype::f16>(block);
     }
     return 1;
   }

@@ -1,10 +1,13 @@
-// Recognises and decodes integers that compressed-tensors packs in words. See
-// docs/formats/compressed-tensors.md
+// Recognises and decodes integers that compressed-tensors packs in words, and writes those of 4
+// bits. See docs/formats/compressed-tensors.md
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
+#include <memory>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "base/ceil_div.h"
 #include "base/text.h"
@@ -81,8 +84,11 @@ std::optional<Problem> prepare(const DecodeRequest& request, PreparedDecoder& ma
   return std::nullopt;
 }
 
+// The largest code, 7, is stored as 15 because of an offset of 8.
+constexpr ErrorBound int4_error = error_bound::of_integers(7, std::byte{0xff}, Dtype::u8);
+
 constexpr std::array kernels = {
-    DecodeKernel{"packed_int4", prepare<4>, false, false, true},
+    DecodeKernel{"packed_int4", prepare<4>, false, false, true, &int4_error},
     DecodeKernel{"packed_int8", prepare<8>, false, false, true},
 };
 
@@ -236,7 +242,9 @@ class Recogniser {
                          group_size_};
     if (zero_ != none) decoding.sources.push_back(zero_);
     if (has_order_) decoding.sources.push_back(order_);
-    const std::string encoding = fmt::format("int{}-packed", bits_);
+    const bool has_short_groups = bits_ == 4 && group_size_ == 32;
+    const std::string encoding =
+        has_short_groups ? "int4-packed-32" : fmt::format("int{}-packed", bits_);
     set_decoding(table_, made_, encoding, std::move(decoding));
     made_.unneeded.push_back(shape_);
     if (order_ != none && !has_order_) made_.unneeded.push_back(order_);
@@ -265,14 +273,71 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
   return Recogniser(table, tensor).run();
 }
 
+// ---- writing: symmetric codes of 4 bits, with one scale per group of columns
+
+template <std::uint64_t group_size>
+std::optional<Problem> write_int4(const Quantization& quantization, const Shape& shape,
+                                  QuantizedLayout& form) {
+  if (auto problem = scaled::begin_matrices(quantization, shape, form)) return problem;
+  if (shape.rank() > 2) {
+    return Problem{"this encoding quantizes only single matrices", shape.text(), "[rows, columns]"};
+  }
+  if (form.columns % group_size != 0) {
+    return Problem{fmt::format("a row does not consist of whole groups of {} values", group_size),
+                   shape.text(), fmt::format("a multiple of {} columns", group_size)};
+  }
+  form.group_size = form.window_elements = group_size;
+  form.parts = {{"data", {form.rows, form.columns * 4 / word_bits}, Dtype::i32},
+                {"scale", {form.rows, form.columns / group_size}, form.dtype}};
+  return std::nullopt;
+}
+
+std::vector<ConstantComponent> shape_of(const Quantization& /*quantization*/, const Shape& shape,
+                                        Dtype /*dtype*/) {
+  const std::array extents = {static_cast<std::int64_t>(shape[0]),
+                              static_cast<std::int64_t>(shape[1])};
+  const auto bytes = std::as_bytes(std::span(extents));
+  return {{"weight_shape",
+           {extents.size()},
+           Dtype::i64,
+           std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end())}};
+}
+
+constexpr std::array names = {ComponentName{"data", "weight_packed"},
+                              ComponentName{"scale", "weight_scale"}};
+
+// The only dialect: the bytes of the library's quantizer, which rounds to the dtype of the values.
+constexpr std::array<std::string_view, 1> dialects = {"compressed-tensors"};
+
+template <unsigned group_size>
+constexpr WrittenEncoding written_as(std::string_view name, float typical_error) {
+  return {.name = name,
+          .kind = QuantizeKind::int4_packed,
+          .bits = 4,
+          .code_type = "int",
+          .kernel = "packed_int4",
+          .prepare = write_int4<group_size>,
+          .compressed_names = names,
+          .constants = shape_of,
+          .compressed = {"pack-quantized", "group", {}, group_size},
+          .typical_error = typical_error,
+          .decodes_experts = true,
+          .dialects = dialects};
+}
+
+constexpr std::array written = {written_as<128>("int4-packed", 0.1105F),
+                                written_as<32>("int4-packed-32", 0.0947F)};
+
 }  // namespace
 
-constexpr std::array<std::string_view, 2> encodings = {"int4-packed", "int8-packed"};
+constexpr std::array<std::string_view, 3> encodings = {"int4-packed", "int4-packed-32",
+                                                       "int8-packed"};
 
 extern const Family packed_family = {.kernels = kernels,
                                      .recognise = recognise,
                                      .reads_all = true,
                                      .encodings = encodings,
+                                     .written = written,
                                      .method = "compressed-tensors"};
 
 }  // namespace loadstone

@@ -255,7 +255,7 @@ std::optional<BlockGrid> ScaledDecoder::grid() const {
       .rows = form_.block_rows,
       .columns = form_.block_columns,
       .is_flat = is_divided,
-      .gives_codes = !form_.has_zeros && !is_divided && form_.codes != Codes::row_pairs};
+      .gives_codes = !form_.has_zeros && !is_divided};
 }
 
 void ScaledDecoder::apply(float scale, float* values, std::uint64_t count) const noexcept {
@@ -311,6 +311,8 @@ float ScaledDecoder::take_codes(ByteRange range, const CodeRun& run,
   const std::byte* const from = parts[0] + (bytes.begin - code_bytes(range.begin, range.end).begin);
   if (form_.codes == Codes::fp4_high_first) {
     nibbles::swap_halves(from, bytes.size(), codes);
+  } else if (form_.codes == Codes::row_pairs) {
+    nibbles::from_row_pair(from, bytes.size(), run.begin / form_.columns % 2 != 0, codes);
   } else {
     std::memcpy(codes, from, bytes.size());
   }

@@ -59,6 +59,7 @@ class WordDecoder : public Decoder {
     return BlockGrid{.codes = form_.has_zeros ? integer_codes(-most, most) : symmetric,
                      .symmetric_codes = form_.has_zeros ? symmetric : std::span<const float>(),
                      .scale = form_.scale,
+                     .has_signed_scales = true,
                      .rows = is_across && !form_.has_one_scale ? 1 : group,
                      .columns = is_across ? group : 1,
                      .gives_codes = is_across};

@@ -336,18 +336,29 @@ Quantization parse_quantization(std::string_view text, QuantizeMode mode, FileFo
       }
     }
     if (mode == QuantizeMode::exact || encoding == nullptr) return quantization;
-    if (encoding->is_bitsandbytes() || encoding->is_gguf()) {
+    if (encoding->unified_names.empty()) {
       refuse_option(
           "mode",
           fmt::format("{} is an encoding of {}, not of ModelOpt, so loadstone cannot write "
                       "ModelOpt's exact bytes",
-                      quantization.encoding, encoding->is_gguf() ? "GGUF" : "bitsandbytes"),
+                      quantization.encoding,
+                      encoding->is_gguf()           ? "GGUF"
+                      : encoding->is_bitsandbytes() ? "bitsandbytes"
+                                                    : "compressed-tensors"),
           printable(name(mode)), "exact");
     }
     quantization.dialect = encoding->exported_dialect;
     quantization.exact_first = false;
     return quantization;
   });
+}
+
+std::optional<QuantizeStyle> only_style(const QuantizeOptions& options) {
+  const bool is_compressed = std::ranges::any_of(options.formats, [](const auto& format) {
+    const WrittenEncoding* const found = find_written_encoding(format.quantization.encoding);
+    return found != nullptr && found->unified_names.empty() && !found->compressed_names.empty();
+  });
+  return is_compressed ? std::optional(QuantizeStyle::compressed_tensors) : std::nullopt;
 }
 
 void check_style(const QuantizeOptions& options) {

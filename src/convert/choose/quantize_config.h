@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,6 +32,8 @@ namespace loadstone {
 [[nodiscard]] std::string component_name(const std::string& target, std::size_t part,
                                          std::string_view suffix);
 
+// Returns compressed-tensors if one of the encodings exists in this style only.
+[[nodiscard]] std::optional<QuantizeStyle> only_style(const QuantizeOptions& options);
 // Throws Error "plan.options" if the style does not support the encoding.
 void check_style(const QuantizeOptions& options);
 

@@ -69,7 +69,9 @@ void encode_exactly(BlockFormat format, const float* numbers, std::byte* block) 
   const auto set = codes_of(format);
   if (!set) return;
   const bool has_exponent = *set == CodeSet::e2m1;
-  const BlockArithmetic arithmetic = {*set, has_exponent ? Dtype::f8_e8m0 : Dtype::f16};
+  const BlockArithmetic arithmetic = {.codes = *set,
+                                      .scale = has_exponent ? Dtype::f8_e8m0 : Dtype::f16,
+                                      .has_signed_scale = !has_exponent};
   const auto scale = exact_scale(arithmetic, {numbers, block_elements});
   if (!scale) return;
   Codes codes;

@@ -72,13 +72,14 @@ void by_row_blocks(const QuantizedLayout& form, std::uint64_t begin, std::uint64
 void decode_halves(const Decoded& cut, std::uint64_t block, Dtype target) {
   const QuantizedLayout& form = cut.form;
   const Dtype dtype = form.parts[1].dtype;
+  const FourBit type = form.kind == QuantizeKind::int4_packed ? FourBit::packed : FourBit::e2m1;
   by_row_blocks(form, cut.begin, cut.end, block,
                 [&](std::uint64_t at, std::uint64_t count, std::uint64_t matrix) {
                   float scale = load_scale(dtype, cut.part_at(1, at));
                   if (form.kind == QuantizeKind::nvfp4) {
                     scale *= load_scale(Dtype::f32, cut.parts[2] + matrix * sizeof(float));
                   }
-                  decode_four_bit(FourBit::e2m1, scale, cut.part_at(0, at), 0, count, target,
+                  decode_four_bit(type, scale, cut.part_at(0, at), 0, count, target,
                                   cut.numbers_at(at));
                 });
 }
@@ -145,6 +146,8 @@ void decode_scaled_window(const QuantizedLayout& form, std::uint64_t begin, std:
                              decode_bytes(false, load_scale(Dtype::u8, cut.part_at(1, at)),
                                           cut.part_at(0, at), count, target, cut.numbers_at(at));
                            });
+    case QuantizeKind::int4_packed:
+      return decode_halves(cut, form.group_size, target);
     case QuantizeKind::mxfp4:
       return decode_halves(cut, simd::mx_block, target);
     case QuantizeKind::nvfp4:

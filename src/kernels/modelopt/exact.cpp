@@ -16,9 +16,9 @@ namespace scaled {
 namespace {
 
 // Finds the exact scale of a block, and its codes.
-template <std::size_t block>
+template <std::size_t most>
 std::optional<float> encode_block(const BlockArithmetic& arithmetic, std::span<const float> values,
-                                  std::array<std::uint8_t, block>& codes) noexcept {
+                                  std::array<std::uint8_t, most>& codes) noexcept {
   const auto scale = exact_scale(arithmetic, {values.data(), values.size()});
   if (!scale) return scale;
   codes = {};
@@ -64,6 +64,20 @@ void encode_int4_exactly(const float* numbers, std::uint64_t count, std::byte* d
     number::store_raw(scales + at / int4_block * sizeof(float), *scale);
     for (std::size_t i = 0; i < int4_block; i += 2) {
       data[(at + i) / 2] = pair(codes[i + 1] + 8u, codes[i] + 8u);
+    }
+  }
+}
+
+void encode_int4_groups_exactly(std::uint64_t group_size, const float* numbers, std::uint64_t count,
+                                std::byte* data, std::byte* scales) noexcept {
+  constexpr BlockArithmetic arithmetic = {.codes = CodeSet::int4, .has_signed_scale = true};
+  std::array<std::uint8_t, int4_block> codes;
+  for (std::uint64_t at = 0; at < count; at += group_size) {
+    const auto scale = encode_block(arithmetic, {numbers + at, group_size}, codes);
+    if (!scale) continue;
+    number::store_raw(scales + at / group_size * sizeof(float), *scale);
+    for (std::size_t i = 0; i < group_size; i += 2) {
+      data[(at + i) / 2] = pair(codes[i] + 8u, codes[i + 1] + 8u);
     }
   }
 }

@@ -16,11 +16,14 @@ namespace loadstone::scaled {
 [[nodiscard]] std::optional<float> exact_scale_of(const QuantizedLayout& form,
                                                   const BlockValues& values) noexcept;
 
-// Replaces the blocks of a row, of `count` values, and of two rows that have an exact scale.
+// Each function replaces the blocks that have an exact scale: of a row, of `count` values, or of
+// two rows.
 void encode_nvfp4_exactly(float scale_2, const float* numbers, std::uint64_t columns,
                           std::byte* data, std::byte* scales) noexcept;
 void encode_int4_exactly(const float* numbers, std::uint64_t count, std::byte* data,
                          std::byte* scales) noexcept;
+void encode_int4_groups_exactly(std::uint64_t group_size, const float* numbers, std::uint64_t count,
+                                std::byte* data, std::byte* scales) noexcept;
 void encode_int4_rows_exactly(const float* numbers, std::uint64_t columns, std::byte* data,
                               std::byte* scales) noexcept;
 

@@ -29,8 +29,8 @@ HWY_INLINE VF scaled_values(V codes, VF scales) {
     const V sign = hn::ShiftLeft<28>(hn::And(codes, all(8)));
     return hn::Mul(hn::BitCast(F32(), hn::Or(bits, sign)), scales);
   } else {
-    // The types `offset` and `twos`.
-    const V shifted = type == FourBit::offset ? codes : hn::Xor(codes, all(8));
+    // The types with integers.
+    const V shifted = type == FourBit::twos ? hn::Xor(codes, all(8)) : codes;
     const auto whole = hn::Sub(hn::BitCast(I32(), shifted), hn::Set(I32(), 8));
     const VF value = hn::ConvertTo(F32(), whole);
     if constexpr (type == FourBit::offset) return hn::Div(value, scales);
@@ -60,6 +60,8 @@ void decode_run(FourBit type, float scale, const std::byte* from, std::uint64_t 
     std::memcpy(bytes.data(), from + (at - begin / 2), size);
     if (type == FourBit::e2m1) {
       decode_vector<FourBit::e2m1>(bytes.data(), scales, low.data(), high.data());
+    } else if (type == FourBit::packed) {
+      decode_vector<FourBit::packed>(bytes.data(), scales, low.data(), high.data());
     } else {
       decode_vector<FourBit::offset>(bytes.data(), scales, low.data(), high.data());
     }

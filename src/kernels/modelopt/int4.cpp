@@ -1,5 +1,6 @@
-// Encodes int4 in blocks of 128, in two layouts of ModelOpt. A compressed model has inverse scales
-// and two neighbours per byte, the first in the high bits. An exported model has two rows per byte.
+// Encodes int4 in two layouts of ModelOpt and in that of compressed-tensors. A model that ModelOpt
+// compressed has inverse scales and two neighbours per byte, the first in the high bits. A model
+// that it exported has two rows per byte.
 #include <algorithm>
 #include <array>
 
@@ -20,9 +21,9 @@
 namespace loadstone::simd {
 
 // The values of a block after look_at(), with 0 for each NaN.
-template <Dtype source>
+template <Dtype source, std::size_t values = scaled::int4_block>
 struct Int4Block {
-  static constexpr std::size_t size = scaled::int4_block;
+  static constexpr std::size_t size = values;
   std::array<std::byte, size * number::bytes_of<source>> without_nans;
   const std::byte* numbers = nullptr;
   std::uint64_t first_wrong = size;
@@ -36,9 +37,8 @@ HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
 namespace {
 
-template <Dtype source>
-HWY_INLINE void look_at(const std::byte* from, Int4Block<source>& block) {
-  constexpr std::size_t size = Int4Block<source>::size;
+template <Dtype source, std::size_t size>
+HWY_INLINE void look_at(const std::byte* from, Int4Block<source, size>& block) {
   block.numbers = from;
   block.first_wrong = size;
   block.most = largest_of<source, size>(from);
@@ -64,7 +64,7 @@ std::uint64_t encode_blocks(const std::byte* from, std::uint64_t count, std::byt
   Int4Block<source> block;
   const auto eight = hn::Set(I32(), 8);
   for (std::uint64_t at = 0; at < count; at += size) {
-    look_at<source>(from + at * bytes, block);
+    look_at(from + at * bytes, block);
     if (block.first_wrong < size) first_wrong = std::min(first_wrong, at + block.first_wrong);
     const float scale = scaled::inverse_int4_scale(!rounds, source, block.most);
     constexpr Dtype stored = rounds ? source : Dtype::f32;
@@ -108,7 +108,7 @@ std::uint64_t encode_two_rows(const std::byte* from, std::uint64_t columns, std:
     std::array<float, 2> row_scales;
     for (std::size_t row = 0; row < 2; ++row) {
       const std::uint64_t begin = row * columns + at;
-      look_at<source>(from + begin * bytes, blocks[row]);
+      look_at(from + begin * bytes, blocks[row]);
       if (blocks[row].first_wrong < size) {
         first_wrong = std::min(first_wrong, begin + blocks[row].first_wrong);
       }
@@ -130,6 +130,39 @@ std::uint64_t encode_two_rows(const std::byte* from, std::uint64_t columns, std:
   return first_wrong;
 }
 
+template <Dtype source, std::size_t size>
+std::uint64_t encode_groups(const std::byte* from, std::uint64_t count, std::byte* to,
+                            std::byte* scales) {
+  constexpr std::size_t bytes = number::bytes_of<source>;
+  std::uint64_t first_wrong = count;
+  Int4Block<source, size> block;
+  const auto eight = hn::Set(I32(), 8);
+  for (std::uint64_t at = 0; at < count; at += size) {
+    look_at(from + at * bytes, block);
+    if (block.first_wrong < size) first_wrong = std::min(first_wrong, at + block.first_wrong);
+    const float scale = scaled::int4_group_scale(source, block.most);
+    store_number<source>(scales + at / size * bytes, scale);
+    const VF divisors = hn::Set(F32(), scale);
+    for (std::size_t i = 0; i < size / 2; i += hn::Lanes(F32())) {
+      VF even;
+      VF odd;
+      load_pairs<source>(block.numbers + 2 * i * bytes, even, odd);
+      const auto low = hn::Add(nearest<source, true>(hn::Div(even, divisors)), eight);
+      const auto high = hn::Add(nearest<source, true>(hn::Div(odd, divisors)), eight);
+      write_u8(hn::BitCast(U32(), hn::Or(low, hn::ShiftLeft<4>(high))), to + at / 2 + i);
+    }
+  }
+  return first_wrong;
+}
+
+std::uint64_t EncodeGroups(Dtype source, std::uint64_t group_size, const std::byte* from,
+                           std::uint64_t count, std::byte* to, std::byte* scales) {
+  return with_numbers(source, [&]<Dtype dtype>() {
+    return group_size == 32 ? encode_groups<dtype, 32>(from, count, to, scales)
+                            : encode_groups<dtype, 128>(from, count, to, scales);
+  });
+}
+
 std::uint64_t EncodeRows(Dtype source, const std::byte* from, std::uint64_t columns, std::byte* to,
                          std::byte* scales) {
   return with_numbers(
@@ -145,6 +178,7 @@ namespace loadstone::simd {
 
 HWY_EXPORT(Encode);
 HWY_EXPORT(EncodeRows);
+HWY_EXPORT(EncodeGroups);
 
 std::uint64_t encode_int4_blocks(Dtype source, bool rounds, const std::byte* numbers,
                                  std::uint64_t count, std::byte* data, std::byte* scales) noexcept {
@@ -154,6 +188,12 @@ std::uint64_t encode_int4_blocks(Dtype source, bool rounds, const std::byte* num
 std::uint64_t encode_int4_two_rows(Dtype source, const std::byte* numbers, std::uint64_t columns,
                                    std::byte* data, std::byte* scales) noexcept {
   return HWY_DYNAMIC_DISPATCH(EncodeRows)(source, numbers, columns, data, scales);
+}
+
+std::uint64_t encode_int4_in_groups(Dtype source, std::uint64_t group_size,
+                                    const std::byte* numbers, std::uint64_t count, std::byte* data,
+                                    std::byte* scales) noexcept {
+  return HWY_DYNAMIC_DISPATCH(EncodeGroups)(source, group_size, numbers, count, data, scales);
 }
 
 }  // namespace loadstone::simd
@@ -168,6 +208,11 @@ std::uint64_t encode_int4(Dtype source, bool rounds, const std::byte* numbers, s
 std::uint64_t encode_int4_rows(Dtype source, const std::byte* numbers, std::uint64_t columns,
                                std::byte* data, std::byte* scales) noexcept {
   return simd::encode_int4_two_rows(source, numbers, columns, data, scales);
+}
+
+std::uint64_t encode_int4_groups(Dtype source, std::uint64_t group_size, const std::byte* numbers,
+                                 std::uint64_t count, std::byte* data, std::byte* scales) noexcept {
+  return simd::encode_int4_in_groups(source, group_size, numbers, count, data, scales);
 }
 
 }  // namespace loadstone

@@ -7,11 +7,12 @@ namespace loadstone {
 
 namespace {
 
-// Returns the index of element `at` in the data. Each element of the data is one byte.
+// Returns the offset of the byte of element `at` in the data.
 std::uint64_t first_number(const QuantizedLayout& form, std::uint64_t at) noexcept {
   switch (form.kind) {
     case QuantizeKind::int4:
     case QuantizeKind::int4_awq:
+    case QuantizeKind::int4_packed:
     case QuantizeKind::mxfp4:
       return at / 2;
     case QuantizeKind::nvfp4:
@@ -56,6 +57,8 @@ std::uint64_t first_scale(const QuantizedLayout& form, std::uint64_t at) noexcep
       return at / scaled::int4_block;
     case QuantizeKind::int4_awq:
       return by_rows(scaled::int4_block);
+    case QuantizeKind::int4_packed:
+      return by_rows(form.group_size);
     case QuantizeKind::nvfp4:
       return by_rows(scaled::nvfp4_block);
     case QuantizeKind::mxfp4:
@@ -73,7 +76,7 @@ std::uint64_t first_scale(const QuantizedLayout& form, std::uint64_t at) noexcep
 
 std::uint64_t place_in_part(const QuantizedLayout& form, std::size_t part,
                             std::uint64_t at) noexcept {
-  if (part == 0) return first_number(form, at);  // its elements are bytes
+  if (part == 0) return first_number(form, at);
   return part == 1 ? first_scale(form, at) * width(form.parts[1].dtype) : 0;
 }
 

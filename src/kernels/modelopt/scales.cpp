@@ -67,6 +67,20 @@ float inverse_int4_scale(bool is_exact, Dtype dtype, float amax) noexcept {
   return scale;
 }
 
+float int4_group_scale(Dtype dtype, float amax) noexcept {
+  const bool is_f16 = dtype == Dtype::f16;
+  const bool is_bf16 = dtype == Dtype::bf16;
+  // The library gives zeros the difference between 1 and the next value of the dtype.
+  if (amax == 0) return is_f16 ? 0x1p-10f : is_bf16 ? 0x1p-7f : 0x1p-23f;
+  const float scale = rounded(dtype, amax / 7.5f);
+  // For a scale that is rounded to 0, the library does the same, which makes all values 0. The
+  // smallest scale keeps them.
+  if (scale == 0) return is_f16 ? 0x1p-24f : is_bf16 ? 0x1p-133f : 0x1p-149f;
+  // -8 times the scale must be finite too.
+  const float most = is_f16 ? 0x1p13f : 0x1p125f;
+  return scale < most ? scale : neighbour(dtype, most, -1);
+}
+
 // Returns true if the largest code is finite, also if files store the reciprocal of the scale.
 static bool is_finite_scale_2(const QuantizedLayout& form, float scale) noexcept {
   const float limit = most_finite(form.dtype);

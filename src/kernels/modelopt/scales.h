@@ -37,6 +37,9 @@ inline constexpr std::uint64_t fp8_block = 128;  // rows and columns
 [[nodiscard]] float scale_of(const QuantizedLayout& form, float amax, float most) noexcept;
 // Returns 7 / amax, the inverse scale of int4.
 [[nodiscard]] float inverse_int4_scale(bool is_exact, Dtype dtype, float amax) noexcept;
+// Returns amax / 7.5 as compressed-tensors computes it in `dtype`, the dtype of values and scales.
+// The scale of zeros is that of the library, not 1.
+[[nodiscard]] float int4_group_scale(Dtype dtype, float amax) noexcept;
 // Returns the F32 scale of a tensor. In the dialect `exact`, the scale is large enough that its
 // inverse, which compressed-tensors stores, is finite too.
 [[nodiscard]] float nvfp4_scale_2(const QuantizedLayout& form, float amax) noexcept;

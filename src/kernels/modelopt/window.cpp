@@ -207,6 +207,18 @@ std::uint64_t encode_flat(const Encoded& cut) {
   return good;
 }
 
+std::uint64_t encode_groups(const Encoded& cut) {
+  const QuantizedLayout& form = cut.form;
+  const std::uint64_t count = cut.end - cut.begin;
+  const auto good = encode_int4_groups(form.dtype, form.group_size, cut.numbers, count,
+                                       cut.parts[0], cut.parts[1]);
+  if (form.exact_first) {
+    scaled::encode_int4_groups_exactly(form.group_size, floats_at(cut.numbers), count, cut.parts[0],
+                                       cut.parts[1]);
+  }
+  return good;
+}
+
 std::uint64_t encode_row_pair(const Encoded& cut, std::uint64_t at) {
   const QuantizedLayout& form = cut.form;
   const std::byte* const numbers = cut.numbers_at(at);
@@ -238,6 +250,8 @@ std::uint64_t encode_scaled_window(const QuantizedLayout& form, std::uint64_t be
       return encode_tiles(cut);
     case QuantizeKind::int4:
       return begin + encode_flat(cut);
+    case QuantizeKind::int4_packed:
+      return begin + encode_groups(cut);
     case QuantizeKind::int4_awq:
       return by_runs(form, begin, end, 2 * form.columns,
                      [&](const WindowRun& rows) { return encode_row_pair(cut, rows.begin); });
