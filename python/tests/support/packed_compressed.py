@@ -123,7 +123,8 @@ def add_packed(made: Checkpoint, name: str, how: Weights, rows: int, columns: in
         components["zero_point"] = ("_zero_point", stored)
     if how.is_ordered:
         components["g_idx"] = ("_g_idx", groups.to(torch.int32))
-    made.add(name, f"int{how.bits}-packed", components, numbers)
+    short = "-32" if (how.bits, how.group_size) == (4, 32) else ""
+    made.add(name, f"int{how.bits}-packed{short}", components, numbers)
 
 
 def write_packed(how: Weights, folder: Path) -> Written:
