@@ -79,7 +79,10 @@ def prepare(way: str) -> Callable[[], object]:
 def in_fresh_process(way: str) -> measure.Result:
     """Return the best of two measurements of one way."""
     command = [sys.executable, "-m", "examples.demo", "--measure", way]
-    return min((measure.run(command, settle_seconds=1) for _ in range(2)), key=lambda result: result.seconds)
+    return min(
+        (measure.run(command, settle_seconds=1) for _ in range(2)),
+        key=lambda result: result.seconds,
+    )
 
 
 def headline(text: str) -> None:

@@ -31,7 +31,7 @@ class Problem:
     Attributes:
         verdict: the verdict for a checkpoint that has only this problem.
         names: the tensors, keys or files; empty if the problem concerns the whole checkpoint.
-        reason: what is wrong, in one sentence.
+        reason: the problem, in one sentence.
         action: what to do next.
         command: a command that mends the checkpoint, with ``OUT`` for its output; may be empty.
         source: the rule or library that decided.
@@ -78,7 +78,7 @@ def conclude(
     problems: Sequence[Problem],
     notes: Sequence[str] = (),
 ) -> EngineCheck:
-    """Return the verdict of the worst problem, or "opens right" if there are no problems."""
+    """Return the verdict of the worst problem, or "opens right" without problems."""
     found = sorted(problems, key=lambda problem: _WORST_FIRST.index(problem.verdict))
     verdict: Verdict = found[0].verdict if found else "opens right"
     source = found[0].source if found else decided_by

@@ -49,7 +49,7 @@ def _problems(path: Path, rule: dict[str, Any]) -> Iterator[Problem]:
             yield Problem("does not open", reason, action, row["source"], (name,))
     if architecture and importlib.util.find_spec("gguf") is not None:
         yield from _foreign_tensors(architecture, list(catalog.tensors), keys)
-    reason = "only llama.cpp can tell whether it computes with the values of this file"
+    reason = "loadstone cannot predict whether llama.cpp computes with the values of this file"
     yield Problem("unknown", reason, "run the model with llama.cpp", "loadstone")
 
 

@@ -7,9 +7,12 @@ quantized weights follow the rules in ``check_rules.json``, which were measured.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
+import io
 import json
+import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -112,7 +115,12 @@ def ask(path: Path, *, dequantize: bool = False) -> Answer:
     given: dict[str, Any] = {"dtype": "auto", "device_map": {"": "meta"}, "local_files_only": True}
     if dequantize:
         given["quantization_config"] = transformers.CompressedTensorsConfig(dequantize=True)
-    with suspended("transformers"), hooked(_hooks()), set_variable(_ANSWER, answer):
+    with (
+        _silenced(),
+        suspended("transformers"),
+        hooked(_hooks()),
+        set_variable(_ANSWER, answer),
+    ):
         try:
             config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
             names = getattr(config, "architectures", None) or []
@@ -126,10 +134,31 @@ def ask(path: Path, *, dequantize: bool = False) -> Answer:
     return answer
 
 
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Suppress the library's log, warnings and progress bars, for all threads of the process."""
+    from transformers.utils import logging
+
+    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL + 1)
+    logging.disable_progress_bar()
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if has_bars:
+            logging.enable_progress_bar()
+
+
 def _hooks() -> Hooks:
     from transformers import core_model_loading, modeling_utils
 
-    functions = [
+    functions: list[tuple[Any, str, Any]] = [
         (core_model_loading, "spawn_materialize", _spawn_materialize),
         (modeling_utils, "log_state_dict_report", _log_state_dict_report),
     ]
@@ -255,9 +284,10 @@ def _unmeasured(method: str, catalog: Catalog, rows: list[Any], model: Any) -> I
     import torch
 
     rule = rules()["transformers"]
-    measured = {name: importlib.metadata.version(name) for name in rule["releases"]}
-    if measured != rule["releases"]:
-        reason = f"the openings were measured with {rule['releases']}, but {measured} is installed"
+    measured = {name: rule["releases"][name] for name in ("transformers", method)}
+    installed = {name: importlib.metadata.version(name) for name in measured}
+    if measured != installed:
+        reason = f"we measured openings with {measured}, but {installed} is installed"
         yield _cannot_tell(reason, "run tools/opens_where.py")
     encodings = {row[1] for row in rows}
     if len(encodings) > 1:
@@ -293,15 +323,18 @@ def _other_layers(
     rows: list[Any], catalog: Catalog, model: Any, expert_models: list[str]
 ) -> Iterator[Problem]:
     """Yield quantized tensors that are not layers of the kinds that we measured."""
+    import torch
+
     modules = dict(model.named_modules())
     names = {row[0] for row in rows}
     dense = {name for name in names if ".experts." not in name}
     kinds = ("Linear", "Linear4bit", "Linear8bitLt")
-    odd = [
-        name
-        for name in sorted(dense)
-        if type(modules.get(name.removesuffix(".weight"))).__name__ not in kinds
-    ]
+
+    def is_measured(module: Any) -> bool:  # bitsandbytes' layers name the class they replaced
+        replaced = getattr(module, "source_cls", None) or torch.nn.Linear
+        return type(module).__name__ in kinds and replaced is torch.nn.Linear
+
+    odd = [name for name in sorted(dense) if not is_measured(modules.get(name[: -len(".weight")]))]
     library = {
         f"{name}.weight" for name, module in modules.items() if type(module).__name__ in kinds[1:]
     }
