@@ -31,11 +31,14 @@ def main() -> int:
     ]
     counts: Counter[tuple[str, str]] = Counter()
     disagreements = []
+    unknown_by: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as root:
         for case, folder, original in folders(Path(root), cases):
             with silenced():
                 verdict, found = check(folder, "transformers"), truth(case, folder, original)
             counts[verdict.verdict, found] += 1
+            if verdict.verdict == "unknown":
+                unknown_by[case.defect if case.defect != "none" else str(case)] += 1
             if verdict.verdict not in ("unknown", found):
                 disagreements.append(f"{case}: check: {verdict.verdict}; transformers: {found}")
     total = sum(counts.values())
@@ -44,6 +47,8 @@ def main() -> int:
     print(f"{total} folders: {agreed} agree, {len(disagreements)} disagree, {unknown} unknown")
     for (verdict, found), count in sorted(counts.items()):
         print(f"{count:5} check: {verdict}; transformers: {found}")
+    for name, count in unknown_by.most_common():
+        print(f"{count:5} unknown: {name}")
     print("\n".join(disagreements))
     false = [key for key in counts if key[0] == "opens right" and key[1] != "opens right"]
     return 1 if false else 0

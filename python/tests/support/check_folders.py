@@ -50,6 +50,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", {"n_embd": 128, "n_layer": 1, "n_head": 2, "n_positions": 64}),
     "bert": ("BertForMaskedLM", {}),
     "gemma": ("GemmaForCausalLM", {}),
+    "gemma2": ("Gemma2ForCausalLM", {}),
+    "gpt_neox": ("GPTNeoXForCausalLM", {}),
+    "phi3": ("Phi3ForCausalLM", {}),
+    "qwen2_moe": ("Qwen2MoeForCausalLM", {**_EXPERTS, "shared_expert_intermediate_size": 128}),
 }
 # Encodings with the arguments of `loadstone.convert`.
 ENCODINGS: dict[str, dict[str, Any]] = {
@@ -137,6 +141,17 @@ def _empty_lists(tensors: Tensors, config: dict[str, Any]) -> bool:
     return bool(lists)
 
 
+def _lengthen_lists(tensors: Tensors, config: dict[str, Any]) -> bool:
+    """List a quantized layer among those that are not quantized."""
+    section = config.get("quantization_config", {})
+    lists = [key for key in ("ignore", "llm_int8_skip_modules") if section.get(key)]
+    scales = (".weight_scale", ".weight.absmax")
+    found = [n.removesuffix(end) for n in sorted(tensors) for end in scales if n.endswith(end)]
+    for key in lists if found else ():
+        section[key] = [*section[key], found[-1]]
+    return bool(lists and found)
+
+
 def _flip_tie(tensors: Tensors, config: dict[str, Any]) -> bool:
     config["tie_word_embeddings"] = not config.get("tie_word_embeddings", True)
     return True
@@ -160,7 +175,9 @@ DEFECTS: dict[str, Callable[[Tensors, dict[str, Any]], bool]] = {
     "tensor transposed": _transpose,
     "scales in bfloat16": _scale_dtype,
     "list emptied": _empty_lists,
+    "list lengthened": _lengthen_lists,
     "tie flag flipped": _flip_tie,
+    "generation config malformed": lambda tensors, config: True,
     "extra tensor": _add_tensor,
     "vector in float32": _wider_dtype,
     "stale index": lambda tensors, config: True,
@@ -185,6 +202,8 @@ def write_defect(source: Path, defect: str, folder: Path) -> Path | None:
         names[sorted(tensors)[0]] = "model-00002-of-00002.safetensors"
         index = {"metadata": {"total_size": 1}, "weight_map": names}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    if defect == "generation config malformed":
+        (folder / "generation_config.json").write_text("{")
     save_file(tensors, folder / file, metadata={"format": "pt"})
     return folder
 

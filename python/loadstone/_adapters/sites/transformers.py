@@ -39,6 +39,7 @@ transformers.integrations.peft
     [-5.0] PreTrainedModel.dtype_plan
     PreTrainedModel.named_non_persistent_buffers
     PreTrainedModel.tie_weights
+    [5.1-] call CompressedTensorsConfig(dequantize)
 [5.1-] transformers.initialization
     no_tie_weights()
 [5.0-] transformers.modeling_utils

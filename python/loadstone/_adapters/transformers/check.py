@@ -137,8 +137,9 @@ def ask(path: Path, *, dequantize: bool = False) -> Answer:
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
     """Suppress the library's log, warnings and progress bars, for all threads of the process."""
-    from transformers.utils import logging
+    from transformers.utils import logging as library
 
+    logging: Any = library  # has functions without annotations
     level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL + 1)
     logging.disable_progress_bar()
