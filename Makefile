@@ -180,6 +180,10 @@ map:  # draw the folders of HACKING.md; a test compares the picture with the tre
 versions: package  # downloads some gigabytes into build/versions
 	python tools/versions.py build/versions
 
+.PHONY: check-agreement
+check-agreement: package  # loadstone.check against transformers, for tiny models with defects
+	python tools/check_agreement.py
+
 .PHONY: newest
 newest: package  # NEWEST=transformers: one library; NEWEST=--main: main branches, by git
 	python tools/versions_newest.py build/newest $(NEWEST)

@@ -3,7 +3,8 @@
     python tools/opens_where.py
 
 Writes every encoding in every style, for a dense model and for models with experts, and opens each
-output with transformers alone. A test compares each cell of the page with its own measurement.
+output with transformers alone. The outcomes also become rules of ``loadstone.check``. A test
+compares each cell of the page with its own measurement.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from readback_cells import (  # noqa: E402
 
 
 def table(root: Path) -> list[str]:
-    """Return the rows, one per style of an encoding."""
+    """Return the rows, one per style of an encoding, and write the rules."""
     sources = {each: write_source(each, root / str(each)) for each in SOURCES}
     rows = foreign.head()
+    openings = {}
     for encoding in written_encodings():
         for style in styles_of(encoding):
             outcomes = {}
@@ -40,6 +42,9 @@ def table(root: Path) -> list[str]:
                 output = write_cell(cell, folder, root / str(cell))
                 outcomes[source] = foreign.outcome(cell, output)
             rows.append(foreign.row(encoding, style, outcomes))
+            name = f"{encoding} {style or 'bitsandbytes'}"
+            openings[name] = foreign.opening(outcomes, output)
+    foreign.write_rules(openings)
     return rows
 
 

@@ -19,6 +19,7 @@ from loadstone._base.collector import paused as _paused
 
 # Public names by the module that defines them.
 _DEFINED_IN = {
+    "_adapters.check": ("EngineCheck", "Problem", "check"),
     "_adapters.patch": ("patch",),
     "_base.errors": (
         *("AuditError", "DeniedError", "Error", "FileError", "FilledWarning", "FormatError"),

@@ -9,6 +9,9 @@ from loadstone import sglang as sglang
 from loadstone import torch as torch
 from loadstone import transformers as transformers
 from loadstone import vllm as vllm
+from loadstone._adapters.check import EngineCheck as EngineCheck
+from loadstone._adapters.check import Problem as Problem
+from loadstone._adapters.check import check as check
 from loadstone._adapters.patch import patch as patch
 from loadstone._base.errors import AuditError as AuditError
 from loadstone._base.errors import DeniedError as DeniedError

@@ -9,6 +9,7 @@ register(
         is_patchable=True,
         recipes="loadstone.transformers:trace",
         rules="loadstone._adapters.transformers.rule_export:export_rules",
+        check="loadstone._adapters.transformers.check:check",
         skeleton_builder="loadstone.transformers:skeleton_builder",
         tie_list="all_tied_weights_keys",
         tie_option="tie_word_embeddings",
@@ -72,6 +73,7 @@ register(
     LibraryAdapter(  # test_llama_cpp.py checks the table of sites
         "llama_cpp",
         no_canary="its converter is a folder that `--converter` names, and no package installs it",
+        check="loadstone._adapters.llama_cpp.check:check",
         gguf="loadstone._adapters.llama_cpp.model_folder:conversion",
     ),
 )

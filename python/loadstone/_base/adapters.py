@@ -24,6 +24,7 @@ class LibraryAdapter:
         no_canary: the reason why ``doctor`` runs no tiny load of a library that is not patchable.
         recipes: a reference to ``(model, catalog, dtype=) -> LibraryRecipes``.
         rules: a reference to ``(model_type, config) -> rules`` for a model type's conversions.
+        check: a reference to ``(path) -> EngineCheck``, the verdict of ``loadstone.check``.
         skeleton_builder: a reference to ``(model) -> function`` that builds a model of that class.
         gguf: a reference to ``(source, target, **options)``, which returns recipes and metadata of
             a GGUF file, or None.
@@ -57,6 +58,7 @@ class LibraryAdapter:
     no_canary: str = ""
     recipes: str = ""
     rules: str = ""
+    check: str = ""
     skeleton_builder: str = ""
     gguf: str = ""
     extend: str = ""

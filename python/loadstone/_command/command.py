@@ -1,10 +1,10 @@
-"""``python -m loadstone``: the C++ command, plus three features that need Python.
+"""``python -m loadstone``: the C++ command, plus four features that need Python.
 
 ``convert FOLDER NAME.gguf`` first runs llama.cpp's converter for names, layouts and metadata
 (:mod:`loadstone.llama_cpp`), and passes them to the C++ command as ``--rules`` and ``--metadata``.
 ``verify FOLDER NAME.gguf --converter DIR`` does the same, to compare the file with its conversion.
-``export-rules`` asks a Python library for its conversions, and ``doctor`` checks the libraries and
-the machine.
+``export-rules`` asks a Python library for its conversions, ``check`` asks libraries whether they
+open a checkpoint, and ``doctor`` checks the libraries and the machine.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _INTERRUPTED = 130
 # Commands that the C++ program lacks. The values are references, because importing these modules
 # imports frameworks.
 _PYTHON_COMMANDS = {
+    "check": "loadstone._command.check:main",
     "doctor": "loadstone._command.doctor:main",
     "export-rules": "loadstone._command.export_rules:main",
 }

@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
         help="also run the tiny loads that were equal in an earlier run",
     )
     options = parser.parse_args(arguments)
-    with _silenced():
+    with silenced():
         facts = _redact_secrets(report(again=options.again))
     print(json.dumps(facts, indent=1) if options.json else "\n".join(_lines(facts)))
     return 0 if facts["ok"] else 1
@@ -176,7 +176,7 @@ def _flush() -> None:
 
 
 @contextlib.contextmanager
-def _silenced() -> Iterator[None]:
+def silenced() -> Iterator[None]:
     with (
         _discarded(1),
         _discarded(2),

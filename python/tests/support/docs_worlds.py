@@ -403,6 +403,7 @@ WORLDS = {
         (at(llama, "folder"),), f"{IMPORTS}\nfrom transformers import AutoModelForCausalLM\n"
     ),
     "docs/lossless.md": World((at(gpt_oss, "gpt-oss"),)),
+    "docs/check.md": World((at(llama, "out"),)),
     "docs/opens-where.md": World((at(llama, "model"),), IMPORTS),
     "docs/how-to/bitsandbytes.md": World(
         (at(llama, "llama"), at(of_bitsandbytes, "quantized"), at(wan_pipeline, "wan")),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import io
+import json
 import re
 import warnings
 from collections.abc import Iterator
@@ -17,7 +18,10 @@ from typing import Any
 import torch
 from readback_cells import SOURCES, Cell, Output, Source, model_state
 
+import loadstone
+
 PAGE = Path(__file__).parents[3] / "docs" / "opens-where.md"
+RULES = Path(loadstone.__file__).with_name("_adapters") / "check_rules.json"
 # Libraries whose releases affect the outcomes.
 LIBRARIES = ("transformers", "compressed-tensors", "bitsandbytes", "nvidia-modelopt")
 BF16 = torch.bfloat16
@@ -105,3 +109,30 @@ def documented_releases() -> str:
     found = re.search(r"<!-- made with (.*) -->", PAGE.read_text())
     assert found is not None
     return found[1]
+
+
+# ---- the rules of loadstone.check
+
+
+def opening(outcomes: dict[Source, str], output: Output) -> dict[str, Any]:
+    """Return the rule for an encoding in a style: its outcomes, and the components' dtypes."""
+    experts = [outcome for source, outcome in outcomes.items() if source.has_experts]
+    catalog = loadstone.inspect(output.folder)
+    first = catalog._core.quantized()[0]
+    return {
+        "dense": next(outcomes[source] for source in SOURCES if not source.has_experts),
+        "experts": next((each for each in experts if each != "right"), "right"),
+        "components": {part: catalog.encodings()[name] for part, name in first[3].items()},
+    }
+
+
+def write_rules(openings: dict[str, dict[str, Any]]) -> None:
+    """Replace the measured rules, and keep the others."""
+    found = json.loads(RULES.read_text())
+    found["transformers"] = {
+        "source": "measured by tools/opens_where.py, as in docs/opens-where.md",
+        "releases": {name: importlib.metadata.version(name) for name in LIBRARIES},
+        "expert_models": sorted({source.model for source in SOURCES if source.has_experts}),
+        "openings": openings,
+    }
+    RULES.write_text(json.dumps(found, indent=1) + "\n")

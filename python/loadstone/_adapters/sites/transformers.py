@@ -19,6 +19,7 @@ transformers.modeling_utils
     _get_device_map(model, device_map, max_memory, hf_quantizer)
     call _load_parameter_into_model(model, param_name, tensor)
     call is_fsdp_enabled
+    [5.1-] log_state_dict_report(model, loading_info)
 transformers.integrations.deepspeed
     call is_deepspeed_zero3_enabled
 transformers.integrations.peft
@@ -38,6 +39,7 @@ transformers.integrations.peft
     [-5.0] PreTrainedModel.dtype_plan
     PreTrainedModel.named_non_persistent_buffers
     PreTrainedModel.tie_weights
+    [5.1-] call CompressedTensorsConfig(dequantize)
 [5.1-] transformers.initialization
     no_tie_weights()
 [5.0-] transformers.modeling_utils
@@ -64,6 +66,7 @@ transformers.integrations.peft
     call build_glob_alternation(globs)
     call revert_weight_conversion(model, state_dict)
     call dot_natural_key(s)
+    [5.1-] spawn_materialize(thread_pool, tensor, device, dtype)
     [5.10-] call rename_source_key(source_key, weight_renamings, weight_converters,
         base_model_prefix, meta_state_dict)
     [-5.9] call rename_source_key(source_key, weight_renamings, weight_converters, prefix,
