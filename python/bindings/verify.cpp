@@ -31,7 +31,7 @@ void bind_verify(nb::module_& module) {
   nb::class_<VerifyReport>(module, "VerifyReport")
       .def("to_json", [](const VerifyReport& self) { return to_json(self); })
       .def("to_table", [](const VerifyReport& self) { return to_table(self); });
-  module.def("compare", &values_compared, nb::arg("first"), nb::arg("second"), nb::kw_only(),
+  module.def("compare", &values_compared, nb::arg("first"), nb::arg("second"),
              nb::arg("lossless") = false, nb::arg("threads") = 0,
              nb::arg("progress").none() = nb::none());
   module.def("compare_with_conversion", &compared, nb::arg("conversion"), nb::arg("output"),

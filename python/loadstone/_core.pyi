@@ -365,7 +365,6 @@ class VerifyReport:
 def compare(
     first: Catalog,
     second: Catalog,
-    *,
     lossless: bool = False,
     threads: int = 0,
     progress: Callable[[int, int], object] | None = None,

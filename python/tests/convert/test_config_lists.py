@@ -116,15 +116,15 @@ MIXED = {r"self_attn": "fp8", "": "fp8-channel"}
 
 
 def cells() -> list[tuple[str, str]]:
-    """Return all pairs of a layout and a choice whose `include` patterns all match tensors of the
-    layout, because loadstone rejects other patterns."""
+    """Return all pairs of a layout and a choice whose patterns all match tensors of the layout,
+    because loadstone rejects other patterns."""
     return [
         (layout, choice)
         for layout in LAYOUTS
         for choice, options in CHOICES.items()
         if all(
             any(re.search(pattern, name) for name in tensors_of(layout))
-            for pattern in options.get("include", [])
+            for pattern in [*options.get("include", []), options.get("exclude", "")]
         )
     ]
 
