@@ -151,9 +151,12 @@ std::vector<Written> written_files() {
       all.push_back({*each, name, std::nullopt});
       continue;
     }
-    all.push_back({*each, name + "-unified", QuantizeStyle::unified});
-    if (each->compressed_names.empty()) continue;
-    all.push_back({*each, name + "-compressed", QuantizeStyle::compressed_tensors});
+    if (!each->unified_names.empty()) {
+      all.push_back({*each, name + "-unified", QuantizeStyle::unified});
+    }
+    if (!each->compressed_names.empty()) {
+      all.push_back({*each, name + "-compressed", QuantizeStyle::compressed_tensors});
+    }
   }
   return all;
 }
