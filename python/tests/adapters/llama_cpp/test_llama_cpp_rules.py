@@ -8,11 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
 import llama_cpp_golden as golden
 import llama_cpp_networks as networks
 import llama_cpp_oracle as oracle
+import numpy as np
 import pytest
 import torch
+from codec_nibbles import low_first
+from codec_scaled import power
 from safetensors.torch import load_file, save_file
 
 import loadstone
@@ -245,3 +249,46 @@ def test_quantized_tensors_are_decoded(tmp_path: Path) -> None:
         loadstone.convert(file.with_suffix(""), file, dtype="bfloat16")
     found, expected = map(oracle.read, files)
     assert golden.digest(found) == golden.digest(expected)
+
+
+def with_codes(model: Path) -> dict[str, torch.Tensor]:
+    """Replace a GPT-OSS model's experts by random MXFP4 codes, and return their values."""
+    path = model / "model.safetensors"
+    tensors = load_file(path)
+    values = {}
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "down_proj"))]:
+        experts, columns, rows = tensors.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, rows, columns // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(110, 135, (experts, rows, columns // 32), dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        values[name] = (low_first(blocks) * power(scales)[..., None]).flatten(-2)
+    save_file(tensors, path, {"format": "pt"})
+    config = json.loads((model / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (model / "config.json").write_text(json.dumps(config))
+    return values
+
+
+@pytest.mark.parametrize(
+    ("quantize", "kind"), [(None, "MXFP4"), ("mxfp4_moe", "MXFP4"), ("q8_0", "Q8_0")]
+)
+def test_experts_of_gpt_oss_keep_their_values(
+    quantize: str | None, kind: str, tmp_path: Path
+) -> None:
+    model = networks.make("gpt-oss", tmp_path / "model")
+    values = with_codes(model)
+    loadstone.convert(model, tmp_path / "out.gguf", quantize=quantize)
+    found = {tensor.name: tensor for tensor in oracle.read(tmp_path / "out.gguf").tensors}
+    for layer in range(2):
+        experts = f"model.layers.{layer}.mlp.experts"
+        both = values[f"{experts}.gate_up_proj"]
+        expected = {
+            "gate": both[:, ::2],
+            "up": both[:, 1::2],
+            "down": values[f"{experts}.down_proj"],
+        }
+        for name, numbers in expected.items():
+            tensor = found[f"blk.{layer}.ffn_{name}_exps.weight"]
+            assert tensor.tensor_type.name == kind
+            decoded = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            assert torch.equal(torch.from_numpy(np.array(decoded)), numbers), name
