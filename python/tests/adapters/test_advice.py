@@ -438,8 +438,11 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "or rename them so that the numbers have no gaps": a_gap_in_a_series,
 }
 
-# Texts that only look like advice.
+# Texts that only look like advice, and the next steps of `check`, which name other programs.
 NOT_ADVICE = (
+    "_adapters/check.py: ",
+    "_adapters/llama_cpp/check.py: ",
+    "_adapters/transformers/check.py: ",
     "full_state_dict=False loads this process's part",
     "set by the config of ModelOpt",
     "Write the conversions of a model type as rules",

@@ -11,6 +11,7 @@ import readback_foreign as foreign
 from check_folders import Case, folders, truth
 from readback_cells import SOURCES, Cell
 from transformers import LlamaForCausalLM
+from transformers.utils import logging
 
 import loadstone
 from loadstone._adapters.check import ENGINES, rules
@@ -67,6 +68,7 @@ def test_check_reads_no_weights(tmp_path: Path) -> None:
 def test_check_is_silent(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    logging.set_verbosity_warning()  # which other tests change
     cases = [Case("llama", "plain", "tensor dropped"), Case("llama", FP8, "none")]
     for _, folder, _ in folders(tmp_path, cases):
         capfd.readouterr()

@@ -60,7 +60,7 @@ def test_a_mix_with_its_names_applies(tmp_path: Path) -> None:
 def test_the_missing_number_of_layers_is_named(tmp_path: Path) -> None:
     path = source(tmp_path, LLAMA_CPP)
     for text in outcome(path, "q4_k_m", {"general.architecture": "llama"}):
-        assert "A language model needs the metadata 'llama.block_count', " in text
+        assert "the metadata lacks 'llama.block_count', " in text
         assert "(--metadata FILE; metadata= in Python)" in text and "names of tensors" not in text
     given = {"general.architecture": "llama"} | KEYS
     assert "'llama.block_count'" not in " ".join(outcome(path, "q4_k_m", given))

@@ -167,7 +167,8 @@ def test_stacks_are_refused_or_readable(encoding: str, model_type: str, tmp_path
                 assert not (tmp_path / "other").exists()
             continue
         asked: dict[str, Any] = {"quantize": encoding, "style": style}
-        for door in (loadstone.convert, loadstone.merge):
+        doors = () if encoding.startswith("int4-packed") else (loadstone.convert, loadstone.merge)
+        for door in doors:
             with pytest.raises(loadstone.PlanError, match="has no layout for tensors") as caught:
                 door(folder, out, **asked)
             (finding,) = [each for each in caught.value.findings if each.severity == "error"]
@@ -316,3 +317,15 @@ def test_the_explanation_agrees_with_the_page() -> None:
     page = (Path(__file__).parents[3] / "docs" / "opens-where.md").read_text()
     assert "so `--exclude experts` does not help" in " ".join(page.split())
     assert "do not belong to linear layers, exclude them" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("encoding", ["int4-packed", "int4-packed-32"])
+@pytest.mark.parametrize("model_type", STACKS)
+def test_stacks_stay_plain_in_int4_packed(encoding: str, model_type: str, tmp_path: Path) -> None:
+    """The encoding has no layout for a stack in any style."""
+    folder, out = stack_model(tmp_path, model_type), tmp_path / "out"
+    report = loadstone.convert(folder, out, quantize=encoding)
+    left = [each for each in report.findings if each.code == "convert.left_alone"]
+    assert [each.severity for each in left] == ["warning"] * 2
+    assert all("only single matrices" in each.message for each in left)
+    assert_readable(out, folder)
