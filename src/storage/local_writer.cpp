@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -29,6 +30,10 @@ namespace {
 
 // One system call writes at most 2^31 - 4096 bytes.
 constexpr std::size_t write_bytes_max = std::size_t{1} << 30;
+
+// After this many written bytes, a file asks the system to start writing them to the disk, so that
+// the fsync() at the end waits for few of them.
+constexpr std::uint64_t start_sync_bytes = std::uint64_t{32} << 20;
 
 int errno_of(int result) noexcept { return result == 0 ? 0 : errno; }
 
@@ -64,7 +69,9 @@ class LocalSink final : public FileSink {
     if (!may_grow_to(offset + count)) return -EFBIG;
     const ssize_t written =
         ::pwrite(descriptor_.get(), bytes.data(), count, static_cast<off_t>(offset));
-    return written < 0 ? -errno : written;
+    if (written < 0) return -errno;
+    start_sync(static_cast<std::uint64_t>(written));
+    return written;
   }
 
   int try_map(std::uint64_t byte_count, std::byte*& memory) override {
@@ -90,8 +97,17 @@ class LocalSink final : public FileSink {
   }
 
  private:
+  // Thread-safe, like try_write().
+  void start_sync(std::uint64_t written) noexcept {
+    if (unsynced_.fetch_add(written) + written < start_sync_bytes) return;
+    unsynced_ = 0;
+    // Needs no result: a file system that cannot do this writes the bytes at fsync().
+    static_cast<void>(::sync_file_range(descriptor_.get(), 0, 0, SYNC_FILE_RANGE_WRITE));
+  }
+
   std::string path_;
   Descriptor descriptor_;
+  std::atomic<std::uint64_t> unsynced_ = 0;
   std::byte* memory_ = nullptr;
   std::size_t byte_count_ = 0;
 };
