@@ -144,9 +144,9 @@ struct ConvertOptions {
   Dtype block_dtype = Dtype::bf16;
   // Decode quantized tensors, and FP8 tensors without scales, to `dtype` or else `block_dtype`.
   // `quantize` implies this for tensors that are re-encoded. Rules, and recipes that move codes,
-  // are then not allowed, because names stay unchanged. The same holds for all rules and recipes if
-  // the expert layout changes. If recipes yield values, a GGUF file may keep their MXFP4 and NVFP4
-  // codes only without this option.
+  // are then not allowed, because names stay unchanged. The same applies to all rules and recipes
+  // if the expert layout changes. If recipes yield values, a GGUF file may keep their MXFP4 and
+  // NVFP4 codes only without this option.
   bool dequantize = false;
   ExpertLayout experts = ExpertLayout::keep;
   QuantizeOptions quantize{};

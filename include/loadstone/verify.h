@@ -109,8 +109,8 @@ struct VerifyOptions {
   bool is_finite = false;  // verify_values(): report non-finite values as "verify.not_finite"
   // compare(): values must be equal as real numbers, as with ConvertOptions::require_lossless.
   // Reports an error "verify.lossy" per change of encoding that changed values, with their largest
-  // error. Different bytes of equal values are then no differences. Reads tensors with different
-  // values completely, not only samples of them.
+  // error. Different bytes of equal values then do not count as differences. Reads tensors with
+  // different values completely, not only samples of them.
   bool require_lossless = false;
 };
 

@@ -12,8 +12,8 @@ def test_the_command_names_the_python_command(run, small, tmp_path):
         for option in (("--converter", "x"), ("--converter=x",), ("--trust-code",)):
             done = run(name, small, tmp_path / "out.gguf", *option, status=2)
             flag = option[0].partition("=")[0]
-            told = f"{flag} is an option of the Python command: 'python -m loadstone {name}'"
-            assert told in done.stderr
+            message = f"{flag} is an option of the Python command: 'python -m loadstone {name}'"
+            assert message in done.stderr
     done = run("merge", small, "-o", tmp_path / "out", "--converter=x", status=2)
     assert "Python command" not in done.stderr
 

@@ -65,8 +65,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_the_same_advice_is_given_once(sources: dict[str, Path], tmp_path: Path) -> None:
     for style in STYLES:
         words = ("--quantize", "nvfp4", "--experts", "separate", *style, "--dry-run")
-        said = run("convert", sources["mxfp4"], tmp_path / "out", *words).stdout
-        (line,) = [each for each in said.splitlines() if "[convert.unread]" in each]
+        output = run("convert", sources["mxfp4"], tmp_path / "out", *words).stdout
+        (line,) = [each for each in output.splitlines() if "[convert.unread]" in each]
         assert "the codes of 24 tensors as codes" in line and "nor 24 plain tensors" in line
         assert "'model.layers.*.mlp.experts.*.up_proj.weight' (8)" in line
 

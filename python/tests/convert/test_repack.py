@@ -167,11 +167,11 @@ def test_the_plan_has_the_error_of_a_rounded_scale(style: str, tmp_path: Path) -
     words = ("convert", stored, tmp_path / "b", "--quantize", "nvfp4", "--style", other)
     report = loadstone.convert(stored, tmp_path / "out", style=other, quantize="nvfp4")
     (found,) = [each for each in report.findings if each.code == "convert.requantized"]
-    said = run(*words, "--dry-run").stdout
-    assert found.message in said
+    output = run(*words, "--dry-run").stdout
+    assert found.message in output
     if other == "compressed-tensors":
         assert "exact where scales fit, otherwise about 1.2e-05 % error" in found.message
-        assert "9.5 %" not in said
+        assert "9.5 %" not in output
 
 
 def test_what_a_style_does_not_hold_is_refused(tmp_path: Path) -> None:

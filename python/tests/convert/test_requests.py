@@ -183,13 +183,13 @@ def test_a_mistyped_pattern_is_an_error_with_similar_names(
 ) -> None:
     path, out = saved(tmp_path / "a.safetensors", DENSE), tmp_path / target
     options = with_encoding(MISTYPED[option], target)
-    told = f"the pattern 'lm_haed' ({option}) matches no tensor"
+    message = f"the pattern 'lm_haed' ({option}) matches no tensor"
     for outcome in DOORS.values():
         status, text = outcome(path, out, options)
-        assert status == 2 and told in text and "similar names: 'lm_head.weight'" in text, text
+        assert status == 2 and message in text and "similar names: 'lm_head.weight'" in text, text
     if target != "o.gguf":
         done = run("merge", f"{path}:0.5", f"{path}:0.5", "-o", out, *arguments_of(options))
-        assert done.returncode == 2 and told in done.stderr
+        assert done.returncode == 2 and message in done.stderr
         assert "similar names: 'lm_head.weight'" in done.stderr
     assert not out.exists()
 

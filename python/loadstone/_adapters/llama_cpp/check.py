@@ -56,7 +56,7 @@ def _problems(path: Path, rule: dict[str, Any]) -> Iterator[Problem]:
 def _foreign_tensors(
     architecture: str, names: list[str], keys: dict[str, Any]
 ) -> Iterator[Problem]:
-    """Yield what the package gguf does not know, or requires."""
+    """Yield tensors that the package gguf does not know, or that the file lacks."""
     import gguf
 
     source = "the package gguf: MODEL_TENSORS"

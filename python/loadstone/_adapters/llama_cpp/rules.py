@@ -3,7 +3,7 @@
 ``rules.json`` has the rules of each architecture; ``tools/gguf_rules.py`` traces and proves them. A
 rule names tensors by their forms, in which ``#`` replaces a number, and repeats the converter's
 operations with sizes from ``config.json``. ``guards`` lists every field of the config that the
-converter reads, with the values for which the rules hold. If a model has a different value, it
+converter reads, with the values that the rules support. If a model has a different value, it
 needs the converter.
 """
 
@@ -26,7 +26,7 @@ from loadstone import _core
 from loadstone._adapters.llama_cpp.converter import needs_converter
 from loadstone._adapters.llama_cpp.files import Files
 from loadstone._adapters.llama_cpp.metadata import MetadataEntry, stored_value
-from loadstone._adapters.llama_cpp.tracing import GgufTraced, file_dtype
+from loadstone._adapters.llama_cpp.tracing import GgufTraced, decodes_codes, file_dtype
 from loadstone._adapters.llama_cpp.vocabulary import MissingVocabulary, model_card, vocabulary
 from loadstone._adapters.llama_cpp.weights import Quantized, Weights
 from loadstone._base.dtypes import torch_dtype
@@ -114,7 +114,7 @@ def is_number(value: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Return the value that ``guards`` lists for a field; the fields of an object have own rows."""
+    """Return the value that ``guards`` lists for a field; each field of an object has a row."""
     return OBJECT if isinstance(value, Mapping) else value
 
 
@@ -137,10 +137,9 @@ def apply_rules(folder: Path, catalog: Catalog, dtype: Any) -> GgufTraced:
     Raises:
         OptionError: ``plan.options``: no rules support the model.
     """
-    known = traced_rules()
+    known, wanted = traced_rules(), file_dtype(dtype)
     fields = config_fields(folder)
-    is_quantized = bool(Quantized(catalog).readable)
-    if is_quantized:  # the output file is not quantized
+    if Quantized(catalog).readable:  # the output file is not quantized
         fields = {key: value for key, value in fields.items() if not key.startswith(_QUANTIZATION)}
     architecture = (fields.get("architectures") or ["an unnamed architecture"])[0]
     reason = ""
@@ -152,7 +151,7 @@ def apply_rules(folder: Path, catalog: Catalog, dtype: Any) -> GgufTraced:
             continue
         replay = Replay(rules, fields, catalog)
         try:
-            chosen = file_dtype(dtype) or replay.guessed_dtype()
+            chosen = wanted or replay.guessed_dtype()
             recipes, dtypes = replay.recipes(chosen)
             unused = replay.weights.unused()
         finally:
@@ -170,7 +169,7 @@ def apply_rules(folder: Path, catalog: Catalog, dtype: Any) -> GgufTraced:
             architecture=architecture,
             metadata=(*replay.metadata(chosen), *entries),
             unused=unused,
-            decodes=is_quantized and bool(file_dtype(dtype)),
+            decodes=decodes_codes(replay.weights.quantized, wanted),
         )
     raise needs_converter(reason or f"loadstone has no rules for {architecture}")
 
@@ -204,7 +203,7 @@ class Replay:
         self.files = Files(catalog, self.weights)
         # Rules by the form of a source, with the source's index in the rule.
         self._by_form: dict[str, list[tuple[int, int]]] = {}
-        self._layers = {  # what precedes the number of the layer
+        self._layers = {  # names up to the number of the layer
             form.partition("#")[0]
             for rule in rules["tensors"]
             for form, *_ in rule["sources"]

@@ -18,7 +18,7 @@ from loadstone._adapters.llama_cpp.arrays import PLAIN, array_class, constant, s
 from loadstone._adapters.llama_cpp.converter import Converter, needs
 from loadstone._adapters.llama_cpp.files import Files
 from loadstone._adapters.llama_cpp.metadata import FORMAT, MetadataEntry, entries_of, to_json
-from loadstone._adapters.llama_cpp.weights import ConverterSymbol, Weights
+from loadstone._adapters.llama_cpp.weights import ConverterSymbol, Quantized, Weights
 from loadstone._base.dtypes import dtype_argument, dtype_name
 from loadstone._base.errors import Error, new_error
 from loadstone._base.text import write_text
@@ -90,7 +90,7 @@ def trace_model(
     with converter.entered(), torch.no_grad():
         run = _Run(folder, catalog, converter, computed_bytes_max)
         try:
-            return run.done(_FILE_TYPES[wanted])
+            return run.done(wanted)
         finally:
             run.weights.close()
 
@@ -103,6 +103,11 @@ def file_dtype(dtype: Any) -> str:
         message = "llama.cpp's converter does not support this dtype"
         raise new_error("plan.dtype", message, field="dtype", found=wanted, expected=expected)
     return wanted
+
+
+def decodes_codes(quantized: Quantized, dtype: str) -> bool:
+    """Return whether the caller's dtype ("" for none) leaves no codes in the file."""
+    return bool(dtype and quantized.readable)
 
 
 class _Run:
@@ -124,9 +129,9 @@ class _Run:
         self.architecture = ""
         self.writers: list[Any] = []
 
-    def done(self, file_type: str) -> GgufTraced:
+    def done(self, dtype: str) -> GgufTraced:
         with self._errors(), _replaced(self._places()):
-            self._write(file_type)
+            self._write(_FILE_TYPES[dtype])
             if self.weights.trace.refused:  # including errors that the converter caught
                 raise self.weights.trace.refused[0]
             writer = self._writer()
@@ -142,7 +147,7 @@ class _Run:
             architecture=self.architecture,
             metadata=metadata,
             unused=self.weights.unused(),
-            decodes=file_type != _FILE_TYPES[""] and bool(self.weights.quantized.readable),
+            decodes=decodes_codes(self.weights.quantized, dtype),
         )
 
     def _write(self, file_type: str) -> None:

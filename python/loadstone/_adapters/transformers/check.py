@@ -33,13 +33,7 @@ _DEQUANTIZED = "with CompressedTensorsConfig(dequantize=True)"
 _CONVERT = "loadstone convert {} OUT --dequantize"
 _METHODS = ("compressed-tensors", "bitsandbytes", "modelopt")
 _STATE = ".quant_state.bitsandbytes__"  # JSON that bitsandbytes stores as a tensor of bytes
-# Pairs of dtypes without a loss: each dtype, and the dtypes that represent all its values.
-_EXACT = {
-    "F64": {"F64"},
-    "F32": {"F32", "F64"},
-    "BF16": {"BF16", "F32", "F64"},
-    "F16": {"F16", "F32", "F64"},
-}
+_FLOATS = ("F64", "F32", "BF16", "F16")
 
 
 @dataclass
@@ -205,7 +199,7 @@ def _method_of(path: Path) -> str:
 
 
 def _reported(answer: Answer, how: str, path: Path) -> Iterator[Problem]:
-    """Yield what the library reported."""
+    """Yield the problems that the library reported."""
     suffix = f" {how}" if how else ""
     info = answer.info
     failed = dict(info.conversion_errors) if info is not None else {}
@@ -265,15 +259,18 @@ def _wrong_values(path: Path, catalog: Catalog, answer: Answer) -> Iterator[Prob
 
 def _rounded(catalog: Catalog, rows: list[Any], model: Any) -> Iterator[Problem]:
     """Yield the float tensors that the model's dtypes do not represent exactly."""
+    import torch
+
     components = set(catalog._core.companions())
     components.update(name for row in rows for name in row[3].values())
     targets = model.state_dict()
     floats = {tensor.dtype for tensor in targets.values() if tensor.is_floating_point()}
     names = []
     for name, encoding in catalog.encodings().items():
-        exact = {torch_dtype(each) for each in _EXACT.get(encoding, ())}
+        if encoding not in _FLOATS or name in components:
+            continue
         found = {targets[name].dtype} if name in targets else floats
-        if exact and name not in components and not found <= exact:
+        if any(torch.promote_types(torch_dtype(encoding), each) != each for each in found):
             names.append(name)
     if names:
         reason = "config.json declares a dtype that rounds the values of these tensors"
@@ -281,7 +278,7 @@ def _rounded(catalog: Catalog, rows: list[Any], model: Any) -> Iterator[Problem]
 
 
 def _unmeasured(method: str, catalog: Catalog, rows: list[Any], model: Any) -> Iterator[Problem]:
-    """Yield what differs from the openings that we have measured."""
+    """Yield the differences from the openings that we have measured."""
     import torch
 
     rule = rules()["transformers"]

@@ -244,10 +244,10 @@ def test_codes_that_cannot_stay_are_told(write: Callable[[Path], Written], tmp_p
     """A converter's recipes yield values instead; a conversion without one must not guess."""
     source = write(tmp_path / "model")
     report = loadstone.convert(source.path, tmp_path / "out.gguf", converter=CONVERTER)
-    told = {each.target: each for each in report.findings if each.code == "convert.lossy"}
-    assert told.keys() == {Q, UP}
+    lossy = {each.target: each for each in report.findings if each.code == "convert.lossy"}
+    assert lossy.keys() == {Q, UP}
     assert all(
-        each.severity == "warning" and "--dequantize" in each.suggestion for each in told.values()
+        each.severity == "warning" and "--dequantize" in each.suggestion for each in lossy.values()
     )
     with pytest.raises(loadstone.PlanError) as caught:
         catalog = loadstone.inspect(source.path)
