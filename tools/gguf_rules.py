@@ -308,7 +308,7 @@ def run_converter(
     with converter.entered(), torch.no_grad():
         run = _Run(folder, catalog, converter, 0)
         try:
-            return run.done(tracing._FILE_TYPES[dtype]), run
+            return run.done(dtype), run
         finally:
             run.weights.close()
 
